@@ -1,0 +1,1 @@
+"""The endpoint over a registered model, and the packaging of a bundle as an MLflow model."""

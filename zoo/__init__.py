@@ -1,0 +1,67 @@
+"""A zoo of timm Vision Transformers with attention of your own.
+
+Shapes, everywhere: B batch, N tokens, C = `dim`, H heads, D = `head_dim`, K classes. Images are (B, 3, height, width).
+
+The names below load on first use (PEP 562), so that `zoo.card` and `zoo.preprocess` import without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zoo.attention import Attention as Attention
+    from zoo.audit import AuditReport as AuditReport
+    from zoo.audit import Finding as Finding
+    from zoo.audit import audit as audit
+    from zoo.bundle import load_bundle as load_bundle
+    from zoo.bundle import save_bundle as save_bundle
+    from zoo.card import ModelCard as ModelCard
+    from zoo.create import create_model as create_model
+    from zoo.create import list_backbones as list_backbones
+    from zoo.errors import ZooError as ZooError
+    from zoo.freeze import freeze as freeze
+    from zoo.freeze import unfreeze as unfreeze
+    from zoo.registry import list_attentions as list_attentions
+    from zoo.registry import register_attention as register_attention
+    from zoo.snapshot import snapshot as snapshot
+    from zoo.swap import SwapReport as SwapReport
+    from zoo.swap import restore_attention as restore_attention
+    from zoo.swap import swap_attention as swap_attention
+    from zoo.weights import attention_weights as attention_weights
+
+_HOMES = {
+    "Attention": "attention",
+    "AuditReport": "audit",
+    "Finding": "audit",
+    "ModelCard": "card",
+    "SwapReport": "swap",
+    "ZooError": "errors",
+    "attention_weights": "weights",
+    "audit": "audit",
+    "create_model": "create",
+    "freeze": "freeze",
+    "list_attentions": "registry",
+    "list_backbones": "create",
+    "load_bundle": "bundle",
+    "register_attention": "registry",
+    "restore_attention": "swap",
+    "save_bundle": "bundle",
+    "snapshot": "snapshot",
+    "swap_attention": "swap",
+    "unfreeze": "freeze",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'zoo' has no attribute {name!r}")
+    if _HOMES[name] not in ("card", "errors"):
+        import_module("zoo.projections")  # registers the built-in variants, whichever name came first
+    value = getattr(import_module(f"zoo.{_HOMES[name]}"), name)
+    globals()[name] = value  # a submodule of the same name (zoo.audit) must not shadow the function
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,62 @@
+"""What can go wrong in the zoo, for its user to mend.
+
+ZooError (a ValueError: what the user gave does not fit)
+├── UnknownNameError   a backbone, variant, scheme or pattern that nobody registered; names the nearest
+├── SwapError          a model whose attention cannot be replaced, and why
+├── BundleError        a bundle that is damaged, foreign or of another format
+├── ImageError         bytes that are not an image within the limits
+└── AuditError         a model or optimizer that will not train as its owner believes
+
+No torch is imported here, so that `zoo.card` and `zoo.preprocess` stay light.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ZooError(ValueError):
+    """Something the user gave does not fit; the message says what, and the way out."""
+
+
+class UnknownNameError(ZooError):
+    """A name that is not known, with the nearest known ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        self.kind, self.name = kind, name
+        super().__init__(f"unknown {kind} {name!r}{did_you_mean(name, known)}{hint and '; ' + hint}")
+
+
+class SwapError(ZooError):
+    """A model whose attention cannot be replaced; nothing was changed."""
+
+
+class BundleError(ZooError):
+    """A bundle that is damaged, of another format, or not what its card says."""
+
+
+class ImageError(ZooError):
+    """Bytes that are not an image, or one beyond the limits."""
+
+
+class AuditError(ZooError):
+    """The audit found that a model will not train as its owner believes."""
+
+
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 12) -> str:
+    """Phrase the nearest known names for the end of an error line.
+
+    Args:
+        name: What the user wrote.
+        known: The names that would have been right.
+        most: Above this count, only near names are listed, not all.
+
+    Returns:
+        A clause that starts with a comma or semicolon, or "" when nothing is known.
+    """
+    names = sorted(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.6)
+    if near:
+        return f", did you mean {' or '.join(repr(n) for n in near)}?"
+    if names and len(names) <= most:
+        return f"; known are {', '.join(names)}"
+    return ""
