@@ -3,6 +3,7 @@
 Shapes, everywhere: B batch, N tokens, C = `dim`, H heads, D = `head_dim`, K classes. Images are (B, 3, height, width).
 
 The names below load on first use (PEP 562), so that `zoo.card` and `zoo.preprocess` import without torch.
+No file bears a public function's name: importing `zoo.audit` as a module would hide `zoo.audit` the function.
 """
 
 from importlib import import_module
@@ -10,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo.attention import Attention as Attention
-    from zoo.audit import AuditReport as AuditReport
-    from zoo.audit import Finding as Finding
-    from zoo.audit import audit as audit
+    from zoo.auditing import AuditReport as AuditReport
+    from zoo.auditing import Finding as Finding
+    from zoo.auditing import audit as audit
     from zoo.bundle import load_bundle as load_bundle
     from zoo.bundle import save_bundle as save_bundle
     from zoo.card import ModelCard as ModelCard
     from zoo.create import create_model as create_model
     from zoo.create import list_backbones as list_backbones
     from zoo.errors import ZooError as ZooError
-    from zoo.freeze import freeze as freeze
-    from zoo.freeze import unfreeze as unfreeze
+    from zoo.freezing import freeze as freeze
+    from zoo.freezing import unfreeze as unfreeze
     from zoo.registry import list_attentions as list_attentions
     from zoo.registry import register_attention as register_attention
-    from zoo.snapshot import snapshot as snapshot
+    from zoo.snapshots import snapshot as snapshot
     from zoo.swap import SwapReport as SwapReport
     from zoo.swap import restore_attention as restore_attention
     from zoo.swap import swap_attention as swap_attention
@@ -31,24 +32,24 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Attention": "attention",
-    "AuditReport": "audit",
-    "Finding": "audit",
+    "AuditReport": "auditing",
+    "Finding": "auditing",
     "ModelCard": "card",
     "SwapReport": "swap",
     "ZooError": "errors",
     "attention_weights": "weights",
-    "audit": "audit",
+    "audit": "auditing",
     "create_model": "create",
-    "freeze": "freeze",
+    "freeze": "freezing",
     "list_attentions": "registry",
     "list_backbones": "create",
     "load_bundle": "bundle",
     "register_attention": "registry",
     "restore_attention": "swap",
     "save_bundle": "bundle",
-    "snapshot": "snapshot",
+    "snapshot": "snapshots",
     "swap_attention": "swap",
-    "unfreeze": "freeze",
+    "unfreeze": "freezing",
 }
 __all__ = sorted(_HOMES)
 
@@ -58,9 +59,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'zoo' has no attribute {name!r}")
     if _HOMES[name] not in ("card", "errors"):
         import_module("zoo.projections")  # registers the built-in variants, whichever name came first
-    value = getattr(import_module(f"zoo.{_HOMES[name]}"), name)
-    globals()[name] = value  # a submodule of the same name (zoo.audit) must not shadow the function
-    return value
+    return getattr(import_module(f"zoo.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
