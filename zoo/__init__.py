@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from zoo.bundle import save_bundle as save_bundle
     from zoo.card import ModelCard as ModelCard
     from zoo.create import create_model as create_model
-    from zoo.create import list_backbones as list_backbones
     from zoo.errors import ZooError as ZooError
     from zoo.freezing import freeze as freeze
     from zoo.freezing import unfreeze as unfreeze
@@ -42,7 +41,6 @@ _HOMES = {
     "create_model": "create",
     "freeze": "freezing",
     "list_attentions": "registry",
-    "list_backbones": "create",
     "load_bundle": "bundle",
     "register_attention": "registry",
     "restore_attention": "swap",

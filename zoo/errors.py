@@ -2,6 +2,7 @@
 
 ZooError (a ValueError: what the user gave does not fit)
 ├── UnknownNameError   a backbone, variant, scheme or pattern that nobody registered; names the nearest
+├── BackboneError      a timm model that cannot be built as asked
 ├── SwapError          a model whose attention cannot be replaced, and why
 ├── BundleError        a bundle that is damaged, foreign or of another format
 ├── ImageError         bytes that are not an image within the limits
@@ -24,6 +25,10 @@ class UnknownNameError(ZooError):
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         self.kind, self.name = kind, name
         super().__init__(f"unknown {kind} {name!r}{did_you_mean(name, known)}{hint and '; ' + hint}")
+
+
+class BackboneError(ZooError):
+    """A timm model that cannot be built with the arguments given."""
 
 
 class SwapError(ZooError):

@@ -1,0 +1,75 @@
+"""Build a timm backbone by name and give its attention the variant that was asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from zoo.errors import BackboneError, UnknownNameError
+from zoo.init import check_scheme
+from zoo.registry import find_attention
+from zoo.swap import swap_attention
+
+_ELSEWHERE = ("hf-hub:", "local-dir:")  # timm reads the architecture from there
+
+
+def create_model(
+    backbone: str,
+    attention: str = "linear",
+    *,
+    pretrained: bool = False,
+    init: str | None = None,
+    seed: int | None = None,
+    **timm_kwargs: Any,
+) -> nn.Module:
+    """Build a timm model whose attention projections are of the variant `attention`.
+
+    Args:
+        backbone: A timm name, with or without a pretrained tag, or timm's "hf-hub:..." or "local-dir:...".
+        attention: A registered variant: "linear", "separate", "parameter" or your own.
+        pretrained: Whether to load timm's pretrained weights, which the swap then carries over.
+        init: A scheme that draws the projections (`zoo.init`); None and "timm" keep what timm drew.
+        seed: Of everything random in the construction, torch's global stream left as it was; None draws from that
+            stream. Two variants made with one seed are the same function.
+        **timm_kwargs: Passed to timm: num_classes, img_size, depth, drop_path_rate, ...
+
+    Returns:
+        The model, (B, 3, height, width) -> (B, K), on the CPU, in train mode.
+
+    Raises:
+        UnknownNameError: If the backbone, the variant or the scheme is not known.
+        BackboneError: If timm cannot build the backbone with these arguments, or `pretrained` comes with `init`.
+        SwapError: If the backbone's attention cannot be swapped.
+    """
+    find_attention(attention)
+    if init is not None:
+        check_scheme(init)
+        if pretrained:
+            raise BackboneError(f"{backbone}: init={init!r} would overwrite pretrained weights; give one of the two")
+    _check_backbone(backbone)
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            model = timm.create_model(backbone, pretrained=pretrained, **timm_kwargs)
+        except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
+            given = ", ".join(f"{key}={value!r}" for key, value in timm_kwargs.items())
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BackboneError(f"{backbone}: timm cannot build it with {given or 'its defaults'}: {reason}") from error
+        swap_attention(model, attention, init=None if init == "timm" else init, seed=seed)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _check_backbone(backbone: str) -> None:
+    """Raise UnknownNameError for a name timm does not know, BackboneError for a folder that holds no safetensors."""
+    if backbone.startswith("local-dir:"):
+        folder = Path(backbone.removeprefix("local-dir:"))
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise BackboneError(
+                f"{backbone}: wants config.json and a .safetensors file in {folder}; pickled weights are not read"
+            )
+    elif not backbone.startswith(_ELSEWHERE) and not timm.is_model(backbone):
+        raise UnknownNameError("backbone", backbone, timm.list_models(), "timm.list_models() has all names")

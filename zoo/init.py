@@ -1,0 +1,130 @@
+"""Init schemes for attention projections, by name; each fills q, k, v and out from one seeded stream.
+
+A scheme draws the matrix (out, in) of each part, whatever a variant stores: two variants drawn with the same scheme
+and seed are the same function, so that a comparison of variants compares variants. Only attention's projections are
+drawn; the rest of a model keeps what it has.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from zoo.errors import SwapError, UnknownNameError
+from zoo.projections import Projection, part_biases, part_weights
+from zoo.timm_map import iter_attentions, present_slots
+
+Draw = Callable[[int, int, torch.Generator | None], tuple[Tensor, Tensor]]
+
+
+def _trunc_normal(out: int, in_: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Truncated normal of std 0.02, zero bias."""
+    weight = nn.init.trunc_normal_(torch.empty(out, in_), std=0.02, generator=generator)
+    return weight, torch.zeros(out)
+
+
+def _torch(out: int, in_: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), weight and bias alike: nn.Linear's default, std 1/sqrt(3 fan_in)."""
+    bound = 1 / math.sqrt(in_)
+    weight = torch.empty(out, in_).uniform_(-bound, bound, generator=generator)
+    return weight, torch.empty(out).uniform_(-bound, bound, generator=generator)
+
+
+def _kaiming_raw(out: int, in_: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """`kaiming_uniform_(a=sqrt(5))` on a raw (in, out) matrix: its fan_in is `out`, right only if in == out."""
+    raw = nn.init.kaiming_uniform_(torch.empty(in_, out), a=math.sqrt(5), generator=generator)
+    return raw.t(), torch.zeros(out)
+
+
+def _normal(out: int, in_: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Unit normal, `torch.randn(in, out)`: the form that fails, kept so that a study can show it fail."""
+    return torch.randn(in_, out, generator=generator).t(), torch.zeros(out)
+
+
+_DRAWS: dict[str, Draw] = {
+    "torch": _torch,
+    "kaiming_raw": _kaiming_raw,
+    "normal": _normal,
+    "trunc_normal": _trunc_normal,
+}
+INIT_SCHEMES = ("timm", *_DRAWS)  # "timm" is the backbone's own `init_weights`, which may scale by depth
+
+
+def check_scheme(name: str) -> None:
+    """Raise UnknownNameError, with the nearest name, unless `name` is a scheme."""
+    if name not in INIT_SCHEMES:
+        raise UnknownNameError("init", name, INIT_SCHEMES)
+
+
+@torch.no_grad()
+def init_attention(attention: nn.Module, scheme: str, generator: torch.Generator | None = None) -> None:
+    """Draw the projections of one attention module anew, in place, on the CPU and in float32 before the cast.
+
+    Args:
+        attention: A module of a class that `zoo.timm_map` has a row for.
+        scheme: One of `INIT_SCHEMES` but "timm", which belongs to a whole backbone.
+        generator: The stream to draw from, on the CPU; torch's global one if None.
+
+    Raises:
+        UnknownNameError: If there is no such scheme.
+    """
+    if scheme not in _DRAWS:
+        raise UnknownNameError("init", scheme, _DRAWS)
+    for slot in present_slots(attention):
+        child = attention.get_submodule(slot.child)
+        sizes = part_sizes(child, slot.parts)
+        biases = part_biases(child, sizes)
+        for part, weight in part_weights(child, sizes).items():
+            drawn, offset = _DRAWS[scheme](weight.shape[0], weight.shape[1], generator)
+            weight.copy_(drawn)
+            bias = biases[part]
+            if bias is not None:
+                bias.copy_(offset)
+
+
+def init_model(model: nn.Module, scheme: str, seed: int | None = None) -> None:
+    """Draw the projections of every attention in a model anew, in place; see `init_attention`.
+
+    Args:
+        model: A timm model, before or after a swap; "timm" wants it before.
+        scheme: One of `INIT_SCHEMES`.
+        seed: Of the stream; None draws from torch's global one.
+
+    Raises:
+        UnknownNameError: If there is no such scheme.
+        SwapError: If the scheme is "timm" and the model has no `init_weights` of timm's.
+    """
+    check_scheme(scheme)
+    if scheme == "timm":
+        _init_as_timm(model, seed)
+        return
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    for _, attention in iter_attentions(model):
+        init_attention(attention, scheme, generator)
+
+
+@torch.no_grad()
+def _init_as_timm(model: nn.Module, seed: int | None) -> None:
+    """Run timm's own `init_weights` on a copy and take over what it gives the projections."""
+    init_weights = getattr(reference := copy.deepcopy(model), "init_weights", None)
+    if not callable(init_weights):
+        raise SwapError(f"{type(model).__name__} has no init_weights of timm's: choose init='trunc_normal' or 'torch'")
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        init_weights()
+    for (_, attention), (_, drawn) in zip(iter_attentions(model), iter_attentions(reference), strict=True):
+        for slot in present_slots(attention):
+            attention.get_submodule(slot.child).load_state_dict(drawn.get_submodule(slot.child).state_dict())
+
+
+def part_sizes(child: nn.Module, parts: tuple[str, ...]) -> dict[str, int]:
+    """Return the output width of each part of a projection; a fused nn.Linear holds parts of equal width."""
+    if isinstance(child, Projection):
+        return child.parts
+    out_features = child.out_features
+    assert isinstance(out_features, int)
+    assert out_features % len(parts) == 0, f"{out_features} columns hold no {len(parts)} parts of one width"
+    return dict.fromkeys(parts, out_features // len(parts))
