@@ -77,7 +77,9 @@ class Attention(nn.Module):
             Tokens, (B, N, C).
         """
         q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.num_heads)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=self.dropout if self.training else
-        0.0) x = rearrange(x, "b h n d -> b n (h d)")
+        x = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=attn_mask, dropout_p=self.dropout if self.training else 0.0
+        )
+        x = rearrange(x, "b h n d -> b n (h d)")
         out: Tensor = self.proj_drop(self.proj(x))
         return out
