@@ -11,6 +11,18 @@ from zoo.errors import BundleError
 
 FORMAT_VERSION: Final = 1
 
+_NOT_IN_KWARGS = {
+    "attention",
+    "cache_dir",
+    "checkpoint_path",
+    "init",
+    "num_classes",
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "seed",
+}
+
 Name = Annotated[str, Field(min_length=1)]
 Side = Annotated[int, Field(ge=1)]
 Deviation = Annotated[float, Field(gt=0)]
@@ -118,12 +130,19 @@ class ModelCard(_Strict):
         json.dumps(options, allow_nan=False)  # a NaN here would be written as a null and come back as one
         return options
 
+    @field_validator("backbone")
+    @classmethod
+    def _check_self_contained(cls, backbone: str) -> str:
+        if ":" in backbone or "/" in backbone:
+            raise ValueError(f"{backbone!r} points outside the bundle; give the architecture's name in timm")
+        return backbone
+
     @field_validator("timm_kwargs")
     @classmethod
     def _check_not_ours(cls, timm_kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        ours = sorted({"num_classes", "pretrained", "init", "seed", "attention"} & set(timm_kwargs))
+        ours = sorted(_NOT_IN_KWARGS & set(timm_kwargs))
         if ours:
-            raise ValueError(f"{', '.join(ours)}: set by the bundle itself, leave it out of timm_kwargs")
+            raise ValueError(f"leave {', '.join(ours)} out: a bundle brings its own classes and weights")
         return timm_kwargs
 
 

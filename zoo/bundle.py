@@ -1,0 +1,239 @@
+"""Bundles: a model in a directory, as safetensors and JSON. Nothing in it can run code.
+
+* `model.safetensors`: the state_dict; tied tensors once, their other names in the metadata.
+* `card.json`: the ModelCard.
+* `golden.safetensors`: one seeded input (1, 3, height, width) and its logits (1, K), for the load-test.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from zoo.card import ModelCard, read_card, write_card
+from zoo.create import create_model
+from zoo.errors import BundleError, ZooError
+from zoo.ties import find_ties, tie
+
+WEIGHTS, CARD, GOLDEN = "model.safetensors", "card.json", "golden.safetensors"
+
+GOLDEN_TOLERANCE = 1e-3
+"""Largest difference of golden logits, relative to the largest of them (at least 1).
+
+Wide enough for another processor, thread count or TensorFloat-32, which move float32 logits by 1e-6 to 1e-4; a
+wrong weight or a missing tie moves them by far more.
+"""
+
+
+def save_bundle(model: nn.Module, card: ModelCard, path: Path) -> None:
+    """Write `model` as a bundle at `path`: all of it, proven to load and to answer the same, or nothing.
+
+    The bundle is written beside `path`, flushed to disk, loaded back and checked, then renamed into place. The model
+    keeps its device and mode, torch's random stream its state.
+
+    Args:
+        model: A model that `zoo.create_model` can rebuild from the card, in float32.
+        card: What the model is.
+        path: The bundle's directory; it must not exist yet. Its parents are made.
+
+    Raises:
+        BundleError: If `path` exists, or card and model do not fit; nothing is left at `path`.
+    """
+    if path.exists():
+        raise BundleError(f"{path}: exists already; bundles are never overwritten, remove it or choose another path")
+    aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside.mkdir()
+    try:
+        _write(model, card, aside)
+        check_golden(load_bundle(aside)[0], aside)
+        for file in (*aside.iterdir(), aside):
+            _flush(file)
+        aside.rename(path)  # fails if somebody else has made `path` meanwhile
+    except BundleError as error:
+        raise BundleError(str(error).replace(str(aside), str(path))) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _flush(path.parent)
+
+
+def load_bundle(path: Path) -> tuple[nn.Module, ModelCard]:
+    """Rebuild the model of the bundle at `path`.
+
+    Args:
+        path: A directory that `save_bundle` wrote.
+
+    Returns:
+        The model, on the CPU, in eval mode; and its card. Use `check_golden` to prove that it answers as it did.
+
+    Raises:
+        BundleError: If anything is missing, damaged or does not fit; the message names file and tensor.
+    """
+    if not path.is_dir():
+        raise BundleError(f"{path}: no bundle here, a directory with {CARD} and {WEIGHTS} is wanted")
+    card = read_card(path / CARD)
+    tensors, metadata = _read_tensors(path / WEIGHTS)
+    _read_golden(path, card)
+    model = _build(path, card)
+    ties = _read_ties(path / WEIGHTS, metadata, tensors)
+    for name, kept in ties.items():
+        tensors[name] = tensors[kept]
+    _check_tensors(path / WEIGHTS, tensors, model.state_dict())
+    try:
+        tie(model, ties)
+    except ValueError as error:
+        raise BundleError(f"{path / WEIGHTS}: {error}") from error
+    model.load_state_dict(tensors, strict=True)
+    return model.eval(), card
+
+
+def check_golden(model: nn.Module, path: Path) -> float:
+    """Ask `model` the golden input of the bundle at `path` and compare its logits.
+
+    Args:
+        model: The bundle's model, on any device, in any mode; both stay.
+        path: The bundle.
+
+    Returns:
+        The largest absolute difference of the logits.
+
+    Raises:
+        BundleError: If the difference is beyond `GOLDEN_TOLERANCE`, or not finite.
+    """
+    image, wanted = _read_golden(path, read_card(path / CARD))
+    got = _answer(model, image)
+    if got.shape != wanted.shape:
+        raise BundleError(f"{path / GOLDEN}: the logits have shape {tuple(wanted.shape)}, got {tuple(got.shape)}")
+    difference = (got - wanted).abs().max().item()
+    tolerance = GOLDEN_TOLERANCE * max(1.0, wanted.abs().max().item())
+    if not difference <= tolerance:  # a NaN too
+        raise BundleError(
+            f"{path / GOLDEN}: the model's logits differ by {difference:.3g} from those it was saved with, more than "
+            f"{tolerance:.3g}: these are not the same weights, or not the same model"
+        )
+    return difference
+
+
+def _write(model: nn.Module, card: ModelCard, folder: Path) -> None:
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise BundleError(f"{folder}: {name} is {tensor.dtype}; bundles hold float32, save model.float()")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise BundleError(f"{folder}: {name} holds NaN or Inf; such a model is not saved")
+    try:
+        ties = find_ties(state)
+    except ValueError as error:
+        raise BundleError(f"{folder}: {error}") from error
+    kept = {name: tensor.cpu().contiguous().clone() for name, tensor in state.items() if name not in ties}
+    save_file(kept, folder / WEIGHTS, metadata={"ties": json.dumps(ties)})
+    write_card(card, folder / CARD)
+    image = torch.randn((1, 3, *card.preprocessing.size), generator=torch.Generator().manual_seed(0))
+    try:
+        logits = _answer(model, image)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise BundleError(
+            f"{folder}: the model refuses an input of {tuple(image.shape)}, the card's preprocessing.size: {error}"
+        ) from error
+    save_file({"input": image, "logits": logits.contiguous()}, folder / GOLDEN)
+    for name in (WEIGHTS, GOLDEN):
+        shutil.copymode(folder / CARD, folder / name)  # safetensors writes for the owner alone, whatever the umask
+
+
+def _build(path: Path, card: ModelCard) -> nn.Module:
+    if card.attention_options:
+        raise BundleError(f"{path / CARD}: attention_options: {card.attention!r} takes none here")
+    kwargs: dict[str, Any] = {**card.timm_kwargs, "num_classes": len(card.class_names)}
+    try:
+        # The seed keeps the caller's random stream as it is; every weight is replaced.
+        return create_model(card.backbone, card.attention, seed=0, **kwargs)
+    except ZooError as error:
+        first = f"import {', '.join(card.plugins)} first: " if card.plugins else ""
+        raise BundleError(f"{path / CARD}: cannot build the model: {first}{error}") from error
+
+
+def _read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read all tensors and the metadata of a safetensors file."""
+    if not file.is_file():
+        raise BundleError(f"{file}: missing")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise BundleError(
+            f"{file}: truncated, or not safetensors ({error}); weights of another format are never read"
+        ) from error
+
+
+def _read_golden(path: Path, card: ModelCard) -> tuple[Tensor, Tensor]:
+    """Read the golden input (1, 3, height, width) and its logits (1, K), of the shapes that the card wants."""
+    tensors, _ = _read_tensors(path / GOLDEN)
+    wanted = {"input": (1, 3, *card.preprocessing.size), "logits": (1, len(card.class_names))}
+    for name, shape in wanted.items():
+        got = tuple(tensors[name].shape) if name in tensors else "nothing"
+        if got != shape:
+            what = f"{len(card.class_names)} class_names" if name == "logits" else "preprocessing.size"
+            raise BundleError(f"{path / GOLDEN}: {name}: got {got}, wanted {shape} by the card's {what}")
+    return tensors["input"], tensors["logits"]
+
+
+def _read_ties(file: Path, metadata: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
+    try:
+        ties = json.loads(metadata.get("ties", "{}"))
+        if not all(kept in tensors and name not in tensors for name, kept in ties.items()):
+            raise ValueError("a name is unknown")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleError(f"{file}: its list of tied tensors is damaged ({error})") from error
+    assert isinstance(ties, dict)
+    return ties
+
+
+def _check_tensors(file: Path, got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """Raise BundleError with every tensor that is missing, unknown, or of another shape or dtype."""
+    faults = [f"{name} is missing" for name in wanted if name not in got]
+    faults += [f"{name} is not the model's" for name in got if name not in wanted]
+    for name in wanted.keys() & got.keys():
+        have, want = ((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (got[name], wanted[name]))
+        if have != want:
+            faults.append(f"{name}: got {have[0]} {have[1]}, wanted {want[0]} {want[1]}")
+    if faults:
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise BundleError(f"{file}: does not fit the card: {'; '.join(sorted(faults)[:5])}{more}")
+
+
+@torch.no_grad()
+def _answer(model: nn.Module, image: Tensor) -> Tensor:
+    """Return the logits on the CPU, asked in eval mode without autocast."""
+    device = next(model.parameters()).device
+    with _eval_mode(model), torch.autocast(device.type, enabled=False):
+        logits = model(image.to(device))
+    assert isinstance(logits, Tensor)
+    return logits.float().cpu()
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode, and each back in its own afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
