@@ -78,7 +78,7 @@ def describe_ranks(accelerator: Accelerator) -> tuple[RankInfo, ...]:
     mine = RankInfo(
         rank=accelerator.process_index,
         local_rank=max(accelerator.local_process_index, 0),
-        device=str(accelerator.device),
+        device="cpu" if accelerator.device.type == "cpu" else str(accelerator.device),  # every rank's CPU is "cpu:0"
         backend=dist.get_backend() if dist.is_available() and dist.is_initialized() else "none",
         hostname=platform.node(),
         pid=os.getpid(),
