@@ -1,0 +1,112 @@
+import copy
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import zoo
+from zoo.errors import UnknownNameError, ZooError
+from zoo.freezing import check_trainable, find_frozen
+
+
+@pytest.fixture
+def vit() -> nn.Module:
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=3
+    )
+
+
+def frozen(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("head.bias", {"head.bias"}),
+        ("head", {"head.weight", "head.bias"}),
+        ("patch_embed", {"patch_embed.proj.weight", "patch_embed.proj.bias"}),
+        ("blocks.*.attn.qkv", {f"blocks.{i}.attn.qkv.{part}" for i in (0, 1) for part in ("weight", "bias")}),
+        ("*.attn.proj.weight", {"blocks.0.attn.proj.weight", "blocks.1.attn.proj.weight"}),
+        (["cls_token", "pos_*"], {"cls_token", "pos_embed"}),
+    ],
+)
+def test_pattern_names_parameters_or_all_below_a_module(vit, pattern, names) -> None:
+    assert set(zoo.freeze(vit, pattern)) == names
+    assert frozen(vit) == names
+    assert find_frozen(vit) == names
+
+
+def test_module_path_is_no_prefix_of_its_neighbours_name() -> None:
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=16, embed_dim=8, depth=11, num_heads=2, num_classes=3
+    )
+    assert all(name.startswith("blocks.1.") for name in zoo.freeze(model, "blocks.1"))
+
+
+def test_names_come_in_the_models_order(vit) -> None:
+    names = zoo.freeze(vit, ["head", "cls_token"])
+    assert names == ("cls_token", "head.weight", "head.bias")
+
+
+def test_pattern_that_names_nothing_gives_the_nearest_and_changes_nothing(vit) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown pattern 'blocks\.0\.atn', did you mean .*'blocks\.0\.attn'"):
+        zoo.freeze(vit, ["head", "blocks.0.atn"])
+    assert frozen(vit) == set()
+    assert find_frozen(vit) == set()
+
+
+def test_word_all_is_no_pattern(vit) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown pattern 'all'.*'\*' is everything"):
+        zoo.freeze(vit, "all")
+
+
+def test_unfreeze_takes_back_what_it_names(vit) -> None:
+    zoo.freeze(vit, "*")
+    assert zoo.unfreeze(vit, "head") == ("head.weight", "head.bias")
+    assert {"head.weight", "head.bias"}.isdisjoint(frozen(vit) | find_frozen(vit))
+    assert "cls_token" in frozen(vit) & find_frozen(vit)
+
+
+def test_unfreeze_of_nothing_is_an_error(vit) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'head'"):
+        zoo.unfreeze(vit, "heads")
+
+
+def test_freeze_through_a_part_is_known_to_the_whole_and_taken_back_by_it(vit) -> None:
+    zoo.freeze(vit.blocks[0], "attn")
+    assert "blocks.0.attn.qkv.weight" in find_frozen(vit)
+    zoo.unfreeze(vit, "blocks")
+    assert find_frozen(vit) == set()
+
+
+def test_tied_parameter_is_frozen_under_both_names() -> None:
+    model = nn.ModuleDict({"embed": nn.Linear(4, 3, bias=False), "head": nn.Linear(4, 3, bias=False)})
+    model["head"].weight = model["embed"].weight
+    assert zoo.freeze(model, "head") == ("embed.weight", "head.weight")
+    assert find_frozen(model) == {"embed.weight", "head.weight"}
+
+
+def test_copy_remembers_and_is_its_own(vit) -> None:
+    zoo.freeze(vit, "head")
+    other = copy.deepcopy(vit)
+    zoo.freeze(other, "cls_token")
+    assert find_frozen(vit) == {"head.weight", "head.bias"}
+    assert find_frozen(other) == {"head.weight", "head.bias", "cls_token"}
+
+
+def test_integers_cannot_be_unfrozen() -> None:
+    model = nn.Linear(2, 2)
+    model.steps = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)
+    zoo.freeze(model, "*")
+    with pytest.raises(ZooError, match=r"steps is of dtype torch\.int64"):
+        zoo.unfreeze(model, "*")
+    assert frozen(model) == {"weight", "bias", "steps"}
+
+
+def test_everything_frozen_is_said_plainly(vit) -> None:
+    check_trainable(vit)
+    zoo.freeze(vit, "*")
+    with pytest.raises(ZooError, match=r"no trainable parameters: all 32 are frozen, 32 of them by a freeze pattern"):
+        check_trainable(vit)
