@@ -1,0 +1,119 @@
+"""`python -m serve [MODEL_URI]`: answer over HTTP for a model out of the registry."""
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import uvicorn
+from pydantic import ValidationError
+
+from serve.app import create_app
+from serve.errors import LocateError
+from serve.locate import locate_model
+from serve.predictor import Predictor
+from serve.settings import Settings
+from zoo.errors import BundleError
+
+_MISTAKE, _FAULT = 2, 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C; return the exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # process 1 of a container has no default one
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name outside the locale must not end us
+    try:
+        settings = read_settings(argv)
+        logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+        with open_socket(settings.host, settings.port) as listener, TemporaryDirectory(prefix="serve-") as folder:
+            located = locate_model(settings.model_uri, Path(folder))
+            predictor = Predictor.from_bundle(located.bundle, name=located.name, version=located.version)
+            _greet(predictor, settings.host, listener.getsockname()[1])
+            _run(settings, predictor, listener)
+    except (LocateError, OSError, ValidationError) as error:
+        return _complain(_MISTAKE, error)
+    except BundleError as error:
+        return _complain(_FAULT, error)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def read_settings(argv: Sequence[str] | None = None) -> Settings:
+    """Merge defaults, the environment's SERVE_* and the command line, the last winning.
+
+    Raises:
+        ValidationError: If a value is out of range.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m serve",
+        description="Answer over HTTP for a model out of the MLflow registry (MLFLOW_TRACKING_URI says which).",
+        epilog="Every setting is also an environment variable: SERVE_PORT=8080 and so on.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    for name, field in Settings.model_fields.items():
+        flag = "model_uri" if name == "model_uri" else f"--{name.replace('_', '-')}"
+        text = f"{field.description} Default: {field.default}".replace("%", "%%")
+        if name == "model_uri":
+            parser.add_argument(flag, nargs="?", metavar="MODEL_URI", help=text)
+        else:
+            parser.add_argument(flag, metavar="VALUE", help=text)
+    return Settings(**vars(parser.parse_args(argv)))
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Bind before the model is loaded, so that a port in use is told at once; uvicorn listens once it can answer.
+
+    Raises:
+        OSError: If the address cannot be had; the message names it.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _run(settings: Settings, predictor: Predictor, listener: socket.socket) -> None:
+    config = uvicorn.Config(
+        create_app(settings, predictor),
+        log_level=settings.log_level,
+        access_log=False,
+        timeout_graceful_shutdown=settings.shutdown_timeout_s,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _greet(predictor: Predictor, host: str, port: int) -> None:
+    url = f"http://{'localhost' if host in ('0.0.0.0', '::') else host}:{port}"
+    card = predictor.card
+    print(
+        f"serving {predictor.name} version {predictor.version} on {url} ({card.backbone}, {card.attention} attention, "
+        f"{len(card.class_names)} classes); try\n"
+        f"  curl -H 'Content-Type: image/png' --data-binary @image.png {url}/invocations",
+        flush=True,
+    )
+
+
+def _complain(status: int, error: Exception) -> int:
+    if isinstance(error, ValidationError):
+        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
+        message = "; ".join(faults)
+    else:
+        message = " ".join(str(error).split())
+    print(f"error: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

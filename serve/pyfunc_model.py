@@ -1,0 +1,37 @@
+"""The MLflow model's code: a bundle behind MLflow's own tools. MLflow runs this file; nothing here imports it.
+
+The numbers are the endpoint's own: the same decoding, transform and predictor.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
+
+from serve.encoding import decode_cell
+from serve.predictor import Predictor
+from serve.schemas import DEFAULT_TOP_K
+from zoo.preprocess import preprocess
+
+
+class BundleModel(PythonModel):
+    """Answers a table with the one column `image`: encoded images as bytes, or as base64 text."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load the bundle among the model's artifacts; MLflow wants the argument to have this name."""
+        self.predictor = Predictor.from_bundle(Path(context.artifacts["bundle"]))
+
+    def predict(
+        self, context: PythonModelContext, model_input: Any, params: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Answer every row of a pandas table as `POST /invocations` does."""
+        del context
+        preprocessing = self.predictor.card.preprocessing
+        images = [preprocess(decode_cell(cell), preprocessing) for cell in model_input["image"].tolist()]
+        top_k = int((params or {}).get("top_k", DEFAULT_TOP_K))
+        return [prediction.model_dump() for prediction in self.predictor.label(np.stack(images), top_k)]
+
+
+mlflow.models.set_model(BundleModel())

@@ -1,0 +1,72 @@
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+import zoo
+from serve.app import create_app
+from serve.predictor import Predictor
+from serve.settings import Settings
+from zoo.card import ModelCard, Preprocessing
+
+KWARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with class names outside ASCII, whose answers differ from image to image."""
+    model = zoo.create_model("vit_tiny_patch16_224", "parameter", seed=1, num_classes=3, **KWARGS)
+    stream = torch.Generator().manual_seed(2)
+    with torch.no_grad():  # timm starts biases at zero and weights small: every image would look alike
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=stream) * 0.2)
+    card = ModelCard(
+        backbone="vit_tiny_patch16_224",
+        timm_kwargs=dict(KWARGS),
+        attention="parameter",
+        class_names=("日本 語", "é", "ash"),
+        preprocessing=Preprocessing(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+    )
+    path = tmp_path_factory.mktemp("bundles") / "tiny"
+    zoo.save_bundle(model, card, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def predictor(bundle: Path) -> Predictor:
+    return Predictor.from_bundle(bundle, name="数字 model", version="7")
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(max_body_bytes=200_000, max_pixels=10_000, max_images=4)
+
+
+@pytest.fixture
+def client(settings: Settings, predictor: Predictor) -> Iterator[TestClient]:
+    with TestClient(create_app(settings, predictor), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def images() -> list[bytes]:
+    """Three different PNG files."""
+    files = []
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        files.append(file.getvalue())
+    return files
+
+
+@pytest.fixture(scope="session")
+def texts(images: list[bytes]) -> list[str]:
+    """The same files as base64."""
+    return [base64.b64encode(image).decode() for image in images]
