@@ -54,9 +54,11 @@ class ModelConfig(_Section):
         ours = {"backbone", "attention", "init", "seed", "pretrained"} & self.timm_kwargs.keys()
         if ours:
             raise ValueError(f"timm_kwargs: {', '.join(sorted(ours))} has its own field; leave it out of timm_kwargs")
-        json.dumps(
-            dict(self.timm_kwargs), allow_nan=False
-        )  # JsonValue lets a NaN through, which would come back as null
+        for key in self.timm_kwargs:
+            if not key.isidentifier():
+                raise ValueError(f"timm_kwargs: {key!r} is no name of an argument (YAML wants a space after a colon)")
+        # JsonValue lets a NaN through, which would come back as null
+        json.dumps(dict(self.timm_kwargs), allow_nan=False)
         if "num_classes" in self.timm_kwargs:
             raise ValueError("timm_kwargs: num_classes is read off the data; leave it out")
         return self
