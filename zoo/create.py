@@ -49,14 +49,17 @@ def create_model(
         if pretrained:
             raise BackboneError(f"{backbone}: init={init!r} would overwrite pretrained weights; give one of the two")
     _check_backbone(backbone)
+    checkpoint = timm_kwargs.get("checkpoint_path")
+    if checkpoint and not str(checkpoint).endswith(".safetensors"):
+        raise BackboneError(f"{backbone}: checkpoint_path={str(checkpoint)!r}: only .safetensors, no pickle, is read")
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
         try:
             model = timm.create_model(backbone, pretrained=pretrained, **timm_kwargs)
-        except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
+        except Exception as error:  # timm checks little: a wrong argument ends in any class of error
             given = ", ".join(f"{key}={value!r}" for key, value in timm_kwargs.items())
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             raise BackboneError(f"{backbone}: timm cannot build it with {given or 'its defaults'}: {reason}") from error
         swap_attention(model, attention, init=None if init == "timm" else init, seed=seed)
     assert isinstance(model, nn.Module)
@@ -67,9 +70,8 @@ def _check_backbone(backbone: str) -> None:
     """Raise UnknownNameError for a name timm does not know, BackboneError for a folder that holds no safetensors."""
     if backbone.startswith("local-dir:"):
         folder = Path(backbone.removeprefix("local-dir:"))
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            raise BackboneError(
-                f"{backbone}: wants config.json and a .safetensors file in {folder}; pickled weights are not read"
-            )
+        for name in ("config.json", "model.safetensors"):  # by any other name timm may prefer a pickle beside it
+            if not (folder / name).is_file():
+                raise BackboneError(f"{backbone}: no {name} in {folder}; pickled weights are not read")
     elif not backbone.startswith(_ELSEWHERE) and not timm.is_model(backbone):
         raise UnknownNameError("backbone", backbone, timm.list_models(), "timm.list_models() has all names")

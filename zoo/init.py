@@ -13,34 +13,39 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import SwapError, UnknownNameError
-from zoo.projections import Projection, part_biases, part_weights
-from zoo.timm_map import iter_attentions, present_slots
+from zoo.projections import LinearProjection, Projection, part_biases, part_weights
+from zoo.timm_map import iter_attentions, outside_biases, present_slots
 
 Draw = Callable[[int, int, torch.Generator | None], tuple[Tensor, Tensor]]
 
 
+def _blank(*shape: int) -> Tensor:
+    """Return CPU float32 storage to draw into, whatever torch's defaults are: one seed is one draw."""
+    return torch.empty(*shape, device="cpu", dtype=torch.float32)
+
+
 def _trunc_normal(out: int, in_: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Truncated normal of std 0.02, zero bias."""
-    weight = nn.init.trunc_normal_(torch.empty(out, in_), std=0.02, generator=generator)
-    return weight, torch.zeros(out)
+    weight = nn.init.trunc_normal_(_blank(out, in_), std=0.02, generator=generator)
+    return weight, _blank(out).zero_()
 
 
 def _torch(out: int, in_: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), weight and bias alike: nn.Linear's default, std 1/sqrt(3 fan_in)."""
     bound = 1 / math.sqrt(in_)
-    weight = torch.empty(out, in_).uniform_(-bound, bound, generator=generator)
-    return weight, torch.empty(out).uniform_(-bound, bound, generator=generator)
+    weight = _blank(out, in_).uniform_(-bound, bound, generator=generator)
+    return weight, _blank(out).uniform_(-bound, bound, generator=generator)
 
 
 def _kaiming_raw(out: int, in_: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """`kaiming_uniform_(a=sqrt(5))` on a raw (in, out) matrix: its fan_in is `out`, right only if in == out."""
-    raw = nn.init.kaiming_uniform_(torch.empty(in_, out), a=math.sqrt(5), generator=generator)
-    return raw.t(), torch.zeros(out)
+    raw = nn.init.kaiming_uniform_(_blank(in_, out), a=math.sqrt(5), generator=generator)
+    return raw.t(), _blank(out).zero_()
 
 
 def _normal(out: int, in_: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Unit normal, `torch.randn(in, out)`: the form that fails, kept so that a study can show it fail."""
-    return torch.randn(in_, out, generator=generator).t(), torch.zeros(out)
+    return _blank(in_, out).normal_(generator=generator).t(), _blank(out).zero_()
 
 
 _DRAWS: dict[str, Draw] = {
@@ -72,23 +77,23 @@ def init_attention(attention: nn.Module, scheme: str, generator: torch.Generator
     """
     if scheme not in _DRAWS:
         raise UnknownNameError("init", scheme, _DRAWS)
+    outside = _trained_outside(attention)
     for slot in present_slots(attention):
         child = attention.get_submodule(slot.child)
         sizes = part_sizes(child, slot.parts)
-        biases = part_biases(child, sizes)
+        biases = outside | {part: bias for part, bias in part_biases(child, sizes).items() if bias is not None}
         for part, weight in part_weights(child, sizes).items():
             drawn, offset = _DRAWS[scheme](weight.shape[0], weight.shape[1], generator)
             weight.copy_(drawn)
-            bias = biases[part]
-            if bias is not None:
-                bias.copy_(offset)
+            if part in biases:
+                biases[part].copy_(offset)
 
 
 def init_model(model: nn.Module, scheme: str, seed: int | None = None) -> None:
     """Draw the projections of every attention in a model anew, in place; see `init_attention`.
 
     Args:
-        model: A timm model, before or after a swap; "timm" wants it before.
+        model: A timm model, before or after a swap.
         scheme: One of `INIT_SCHEMES`.
         seed: Of the stream; None draws from torch's global one.
 
@@ -111,13 +116,40 @@ def _init_as_timm(model: nn.Module, seed: int | None) -> None:
     init_weights = getattr(reference := copy.deepcopy(model), "init_weights", None)
     if not callable(init_weights):
         raise SwapError(f"{type(model).__name__} has no init_weights of timm's: choose init='trunc_normal' or 'torch'")
+    for _, attention in iter_attentions(reference):
+        _put_linear(attention)  # timm's functions know nn.Linear only
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
         init_weights()
     for (_, attention), (_, drawn) in zip(iter_attentions(model), iter_attentions(reference), strict=True):
         for slot in present_slots(attention):
-            attention.get_submodule(slot.child).load_state_dict(drawn.get_submodule(slot.child).state_dict())
+            child, linear = attention.get_submodule(slot.child), drawn.get_submodule(slot.child)
+            sizes = part_sizes(child, slot.parts)
+            for read in (part_weights, part_biases):
+                for target, source in zip(read(child, sizes).values(), read(linear, sizes).values(), strict=True):
+                    if target is not None and source is not None:
+                        target.copy_(source)
+        for part, bias in _trained_outside(attention).items():
+            bias.copy_(outside_biases(drawn)[part])
+
+
+def _put_linear(attention: nn.Module) -> None:
+    """Put nn.Linear layers of the same weights in place of one attention's projections."""
+    for slot in present_slots(attention):
+        child = attention.get_submodule(slot.child)
+        if isinstance(child, Projection):
+            weight, bias = child.weight, child.bias
+            linear = LinearProjection.build(
+                child.in_features, child.parts, bias=bias is not None, device=weight.device, dtype=weight.dtype
+            )
+            linear.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+            setattr(attention, slot.child, linear)
+
+
+def _trained_outside(attention: nn.Module) -> dict[str, Tensor]:
+    """Return the biases outside of the projections that are parameters; a buffer (EVA's k bias) stays zero."""
+    return {part: bias for part, bias in outside_biases(attention).items() if isinstance(bias, nn.Parameter)}
 
 
 def part_sizes(child: nn.Module, parts: tuple[str, ...]) -> dict[str, int]:

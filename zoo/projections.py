@@ -224,15 +224,27 @@ def part_parameter(module: nn.Module, part: str, kind: str) -> nn.Parameter | No
     return module._parameters[kind]
 
 
-def _split_linear_keys(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Let a stock timm state_dict load: turn `weight` and `bias` of an nn.Linear into the parts stored here."""
+def _split_linear_keys(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Let a stock timm state_dict load: turn `weight` and `bias` of an nn.Linear into the parts stored here.
+
+    torch hands over a dict of its own, so the caller's stays as it is. A wrong shape gets the message that an
+    nn.Linear would give; with strict=False too, where leaving the key would silently load nothing.
+    """
     assert isinstance(module, Projection)
-    sizes = list(module.parts.values())
+    metadata, errors = rest[0], rest[-1]
     for kind in ("weight", "bias"):
-        fused = state_dict.get(prefix + kind)
-        if not isinstance(fused, Tensor) or fused.ndim == 0 or fused.shape[0] != sum(sizes):
-            continue  # no such key, or a shape that torch's own strict message will name
+        fused, own = state_dict.get(prefix + kind), getattr(module, kind)
+        if not isinstance(fused, Tensor) or own is None:
+            continue  # torch names the key as missing or unexpected
         del state_dict[prefix + kind]
-        for part, piece in zip(module.parts, torch.split(fused, sizes), strict=True):
+        if fused.shape != own.shape:
+            errors.append(
+                f"size mismatch for {prefix}{kind}: copying a param with shape {fused.shape} from checkpoint, "
+                f"the shape in current model is {own.shape}."
+            )
+            fused = own
+        for part, piece in zip(module.parts, torch.split(fused, list(module.parts.values())), strict=True):
             turned = piece.t() if kind == "weight" and module.transposed else piece
+            if metadata.get("assign_to_params_buffers", False):  # these tensors become the parameters
+                turned = turned.clone(memory_format=torch.contiguous_format)
             state_dict[prefix + module.stored_key(part, kind)] = turned

@@ -1,17 +1,18 @@
 """Replace the projections of a model's attention, in place and exactly, and put timm's own back."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zoo.errors import SwapError, UnknownNameError
 from zoo.init import check_scheme, init_model, part_sizes
-from zoo.projections import LinearProjection, Projection, part_biases, part_parameter, part_weights
+from zoo.projections import Projection, part_biases, part_parameter, part_weights
+from zoo.refusals import check_plain, check_ties, check_unwrapped
 from zoo.registry import find_attention
 from zoo.timm_map import iter_attentions, iter_unmapped, present_slots
 
@@ -63,12 +64,13 @@ def swap_attention(
     *,
     init: str | None = None,
     seed: int | None = None,
-    names: Collection[str] | None = None,
+    names: str | Collection[str] | None = None,
 ) -> SwapReport:
     """Replace the projections of every attention in `model` by a registered variant: in place, all or nothing.
 
-    The function stays the same: weights, biases, dtype, device, requires_grad and train mode are carried over. An
-    optimizer made before the swap holds the old parameters: make it afterwards.
+    The function stays the same: weights, biases, dtype, device, requires_grad and train mode are carried over;
+    gradients are not. An optimizer made before the swap holds the old parameters: make it afterwards. Until it is
+    done, old and new projections are held side by side, about a third more than the weights of a ViT.
 
     Args:
         model: A timm model, or any module that holds attention of a class known to `zoo.timm_map`.
@@ -87,14 +89,15 @@ def swap_attention(
     variant = find_attention(attention)
     if init is not None:
         check_scheme(init)
-    chosen, left = _choose(model, names)
+    chosen, left = _choose(model, [names] if isinstance(names, str) else names)
+    if init is not None and left:
+        raise SwapError(f"init={init!r} draws every attention of the model; give it without names")
     steps = [step for name, module in chosen for step in _plan(name, module)]
-    _check_ties(model, steps)
-    if init is not None:
-        if left:
-            raise SwapError(f"init={init!r} draws every attention of the model; give it without names")
-        init_model(model, init, seed)
-    _replace_all(steps, variant)
+    check_ties(model, [(step.name, step.source()) for step in steps])
+    fresh = [_convert(step, variant) for step in steps]  # all are made before one is placed
+    with _placed(steps, fresh):
+        if init is not None:
+            init_model(model, init, seed)
     report = SwapReport(attention, tuple(name for name, _ in chosen), left, init)
     logger.debug("%s", report)
     return report
@@ -103,17 +106,18 @@ def swap_attention(
 def restore_attention(model: nn.Module) -> SwapReport:
     """Put timm's own nn.Linear back in every attention, in place: the state_dict then loads strictly into stock timm.
 
+    Attention of a class that no swap can have touched stays as it is.
+
     Raises:
         SwapError: If the parts of a fused weight differ in requires_grad: one tensor cannot be half frozen.
     """
-    report = swap_attention(model, "linear")
+    report = swap_attention(model, "linear", names="*")
     return SwapReport("timm", report.modules)
 
 
 def _choose(model: nn.Module, names: Collection[str] | None) -> tuple[list[tuple[str, nn.Module]], tuple[str, ...]]:
     """Return the attention modules to swap and the names of those to leave, or refuse the model."""
-    if isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        raise SwapError(f"{type(model).__name__} is a wrapper: swap the model before it is wrapped or compiled")
+    check_unwrapped(model)
     known = dict(iter_attentions(model))
     unmapped = list(iter_unmapped(model))
     if unmapped and names is None:
@@ -140,43 +144,22 @@ def _plan(name: str, attention: nn.Module) -> Iterator[_Step]:
     for slot in present_slots(attention):
         child = attention.get_submodule(slot.child)
         step = _Step(attention, name, slot.child, {})
-        if type(child) is not nn.Linear and not isinstance(child, Projection):
-            raise SwapError(f"{step.name}: cannot swap {type(child).__name__}, only nn.Linear; nothing was changed")
-        if hooks := [
-            kind for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks") if getattr(child, kind)
-        ]:
-            raise SwapError(
-                f"{step.name}: has {hooks[0].strip('_').replace('_', ' ')} that a swap would lose; remove them first"
-            )
+        check_plain(step.name, child, slot.parts)
         step.sizes = part_sizes(child, slot.parts)
         yield step
 
 
-def _check_ties(model: nn.Module, steps: list[_Step]) -> None:
-    """Refuse to break a tie: a parameter of a projection that also lives somewhere else in the model."""
-    homes: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        homes[id(parameter)].append(name)
-    for step in steps:
-        for name, parameter in step.source().named_parameters():
-            if len(homes[id(parameter)]) > 1:
-                others = [home for home in homes[id(parameter)] if home != f"{step.name}.{name}"]
-                raise SwapError(
-                    f"{step.name}.{name} is tied to {', '.join(others)}: a swap would break that; nothing was changed"
-                )
-
-
-def _replace_all(steps: list[_Step], variant: type[nn.Module]) -> None:
-    """Replace one projection at a time, so that only one is held twice; on an error put back what was replaced."""
-    done: list[tuple[_Step, type[nn.Module]]] = []
+@contextmanager
+def _placed(steps: list[_Step], fresh: list[nn.Module]) -> Iterator[None]:
+    """Put the fresh projections in place; on an error put the old ones back, the very same modules."""
+    old = [step.source() for step in steps]
     try:
-        for step in steps:
-            before = type(step.source()) if isinstance(step.source(), Projection) else LinearProjection
-            setattr(step.owner, step.child, _convert(step, variant))
-            done.append((step, before))
+        for step, module in zip(steps, fresh, strict=True):
+            setattr(step.owner, step.child, module)
+        yield
     except BaseException:
-        for step, before in reversed(done):
-            setattr(step.owner, step.child, _convert(step, before))
+        for step, module in zip(steps, old, strict=True):
+            setattr(step.owner, step.child, module)
         raise
 
 
@@ -193,14 +176,25 @@ def _convert(step: _Step, variant: type[nn.Module]) -> nn.Module:
     in_features = old.in_features
     assert isinstance(in_features, int)
     new = variant.build(in_features, sizes, bias=has_bias, device=first.device, dtype=first.dtype)
-    for read in (part_weights, part_biases):
+    for kind, read in (("weight", part_weights), ("bias", part_biases)):
         sources, targets = read(old, sizes), read(new, sizes)
         for part in sizes:
             source, target = sources[part], targets[part]
-            if source is not None and target is not None:
+            if source is None and target is None:
+                continue
+            if source is not None and target is not None and source.shape == target.shape:
                 target.copy_(source)
+            if not _equal(source, read(new, sizes)[part]):  # a variant of a user's may keep less
+                raise SwapError(f"{step.name}: {variant.__name__} does not keep {part}'s {kind}; nothing was changed")
     _carry_flags(step, old, new)
     return new.train(old.training)
+
+
+def _equal(source: Tensor | None, target: Tensor | None) -> bool:
+    """Say whether two tensors hold the same numbers, NaN for NaN; on the meta device shapes must do."""
+    if source is None or target is None or source.shape != target.shape:
+        return False
+    return source.is_meta or torch.allclose(source, target, rtol=0, atol=0, equal_nan=True)
 
 
 def _carry_flags(step: _Step, old: nn.Module, new: nn.Module) -> None:

@@ -7,7 +7,7 @@ refused: that its children look right does not make a swap right.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,34 @@ def qualified_name(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
+def find_row(attention: nn.Module) -> AttentionRow | None:
+    """Return the row of the module's class, or of the nearest class it derives from; None if there is none."""
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(attention).__mro__)
+    return next((ROWS[name] for name in names if name in ROWS), None)
+
+
 def looks_like_attention(module: nn.Module) -> bool:
-    """Say whether a class claims, by its name, to be attention inside a block: without a row it is refused."""
-    name = type(module).__name__
-    return name not in NOT_IN_A_BLOCK and any(word in name.lower() for word in _ATTENTION_WORDS)
+    """Say whether a class claims, by its name or a base's, to be attention in a block: without a row it is refused."""
+    names = [cls.__name__ for cls in type(module).__mro__]
+    if any(name in NOT_IN_A_BLOCK for name in names):
+        return False
+    return any(word in name.lower() for name in names for word in _ATTENTION_WORDS)
 
 
 def present_slots(attention: nn.Module) -> tuple[Slot, ...]:
     """Return the slots of its row that this attention module fills: None and nn.Identity hold no projection."""
-    row = ROWS[qualified_name(attention)]
+    row = find_row(attention)
+    assert row is not None, f"{qualified_name(attention)} has no row"
     empty = (type(None), nn.Identity)
     return tuple(slot for slot in row.slots if not isinstance(getattr(attention, slot.child, None), empty))
+
+
+def outside_biases(attention: nn.Module) -> dict[str, Tensor]:
+    """Return the biases that the module keeps outside of its projections, by part; a buffer among them is constant."""
+    row = find_row(attention)
+    assert row is not None, f"{qualified_name(attention)} has no row"
+    biases = {part: getattr(attention, where, None) for part, where in row.biases}
+    return {part: bias for part, bias in biases.items() if bias is not None}
 
 
 def iter_attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

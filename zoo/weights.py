@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from zoo.init import part_sizes
 from zoo.projections import part_biases, part_weights
-from zoo.timm_map import ROWS, iter_attentions, present_slots, qualified_name
+from zoo.timm_map import iter_attentions, outside_biases, present_slots
 
 
 def attention_weights(model: nn.Module) -> dict[str, dict[str, Tensor]]:
@@ -27,10 +27,6 @@ def attention_weights(model: nn.Module) -> dict[str, dict[str, Tensor]]:
             sizes = part_sizes(child, slot.parts)
             tensors |= part_weights(child, sizes)
             biases |= part_biases(child, sizes)
-        biases |= {
-            part: getattr(attention, where)
-            for part, where in ROWS[qualified_name(attention)].biases
-            if biases[part] is None
-        }
+        biases |= outside_biases(attention)
         found[name] = tensors | {f"{part}_bias": bias for part, bias in biases.items() if bias is not None}
     return found
