@@ -1,0 +1,151 @@
+import copy
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import zoo
+from zoo.projections import LinearProjection, Projection, part_biases, part_weights
+from zoo.registry import find_attention
+
+BuildStock = Callable[..., nn.Module]
+SIZES = {"q": 6, "k": 4, "v": 2}
+
+
+def build(variant: str, sizes: dict[str, int], *, bias: bool) -> nn.Module:
+    module = find_attention(variant).build(5, sizes, bias=bias)  # type: ignore[attr-defined]
+    assert isinstance(module, nn.Module)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in [*part_weights(module, sizes).values(), *part_biases(module, sizes).values()]:
+        if tensor is not None:
+            tensor.data.copy_(torch.randn(tensor.shape, generator=generator))
+    return module
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [SIZES, {"out": 7}])
+def test_a_projection_is_the_product_with_each_part_side_by_side(
+    variant: str, sizes: dict[str, int], bias: bool
+) -> None:
+    module, x = build(variant, sizes, bias=bias), torch.randn(2, 3, 5)
+    weights, biases = part_weights(module, sizes), part_biases(module, sizes)
+    pieces = []
+    for part, size in sizes.items():
+        offset = biases[part]
+        assert weights[part].shape == (size, 5)
+        assert (offset is not None) == bias
+        piece = x @ weights[part].t()
+        pieces.append(piece if offset is None else piece + offset)
+    torch.testing.assert_close(module(x), torch.cat(pieces, dim=-1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_projection_offers_what_a_linear_offers(variant: str, bias: bool) -> None:
+    module, x = build(variant, SIZES, bias=bias), torch.randn(2, 3, 5)
+    weight, offset = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert (module.in_features, module.out_features, weight.shape) == (5, 12, (12, 5))
+    assert isinstance(offset, Tensor) == bias
+    assert torch.equal(F.linear(x, weight, offset if isinstance(offset, Tensor) else None), module(x))
+
+
+def test_a_raw_matrix_is_used_as_x_at_w() -> None:
+    module, x = build("parameter", {"out": 7}, bias=False), torch.randn(2, 3, 5)
+    raw = module.get_parameter("projection")
+    assert raw.shape == (5, 7)
+    assert torch.equal(module(x), x @ raw)
+
+
+def test_the_weight_of_one_raw_matrix_is_a_view() -> None:
+    module = build("parameter", {"out": 7}, bias=True)
+    assert isinstance(module, Projection)
+    before = module.get_parameter("projection").detach().clone()
+    module.weight.data.div_(2)
+    assert torch.equal(module.get_parameter("projection"), before / 2)
+
+
+def test_replacing_a_projections_weight_is_refused_not_lost() -> None:
+    module = build("parameter", SIZES, bias=True)
+    with pytest.raises(KeyError, match="'weight' already exists"):
+        module.weight = nn.Parameter(torch.zeros(12, 5))
+
+
+@pytest.mark.parametrize("variant", ["separate", "parameter"])
+def test_linear_and_single_part_forms_are_plain_linear_layers(variant: str) -> None:
+    assert type(LinearProjection.build(5, SIZES)) is nn.Linear
+    plain = type(find_attention(variant).build(5, {"out": 7})) is nn.Linear  # type: ignore[attr-defined]
+    assert plain == (variant == "separate")
+
+
+def test_building_leaves_the_random_stream(variant: str) -> None:
+    before = torch.get_rng_state()
+    build_class = find_attention(variant)
+    build_class.build(5, SIZES)  # type: ignore[attr-defined]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_building_honours_device_and_dtype(variant: str) -> None:
+    projection = find_attention(variant)
+    module = projection.build(5, SIZES, device=torch.device("meta"), dtype=torch.bfloat16)  # type: ignore[attr-defined]
+    assert {(p.device.type, p.dtype) for p in module.parameters()} == {("meta", torch.bfloat16)}
+
+
+def test_it_prints_its_parts() -> None:
+    assert repr(build("parameter", SIZES, bias=True)) == "ParameterProjection(in_features=5, q=6, k=4, v=2, bias=True)"
+
+
+@pytest.mark.parametrize("variant", ["separate", "parameter"])
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("key", "shape"),
+    [("qkv.weight", (90, 32)), ("qkv.weight", (96, 31)), ("qkv.bias", (90,)), ("proj.weight", (32, 1))],
+)
+def test_a_wrong_shape_gets_torchs_own_message(
+    build_stock: BuildStock, variant: str, strict: bool, key: str, shape: tuple[int, ...]
+) -> None:
+    stock, ours = build_stock(), build_stock()
+    zoo.swap_attention(ours, variant)
+    state = stock.state_dict() | {f"blocks.1.attn.{key}": torch.zeros(shape)}
+    with pytest.raises(RuntimeError) as wanted:
+        stock.load_state_dict(state, strict=strict)
+    with pytest.raises(RuntimeError) as got:
+        ours.load_state_dict(state, strict=strict)
+    assert str(got.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize("variant", ["separate", "parameter"])
+def test_missing_and_unexpected_keys_are_named(build_stock: BuildStock, variant: str) -> None:
+    model = build_stock("vit_no_bias")
+    zoo.swap_attention(model, variant)
+    state = build_stock("vit_no_bias").state_dict() | {"blocks.0.attn.qkv.bias": torch.zeros(96)}
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "blocks.0.attn.qkv.bias"'):
+        model.load_state_dict(state)
+    del state["blocks.0.attn.qkv.bias"], state["blocks.0.attn.qkv.weight"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "blocks.0.attn.qkv.to_q'):
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("variant", ["separate", "parameter"])
+def test_assigned_tensors_become_contiguous_parameters_of_their_own(build_stock: BuildStock, variant: str) -> None:
+    model, stock = build_stock(seed=1).to("meta"), build_stock()
+    zoo.swap_attention(model, variant)
+    state = stock.state_dict()
+    model.load_state_dict(state, assign=True)
+    child = model.get_submodule("blocks.0.attn.qkv")
+    assert all(p.is_contiguous() and not p.is_meta for p in child.parameters())
+    storages = {p.untyped_storage().data_ptr() for p in child.parameters()}
+    assert len(storages) == 6
+    assert torch.equal(child.weight, state["blocks.0.attn.qkv.weight"])  # type: ignore[arg-type]
+
+
+def test_a_copy_loads_stock_weights_after_the_original_is_gone(build_stock: BuildStock, images: Tensor) -> None:
+    model, stock = build_stock(seed=1), build_stock()
+    zoo.swap_attention(model, "parameter")
+    copied = copy.deepcopy(model)
+    del model
+    gc.collect()
+    copied.load_state_dict(stock.state_dict(), strict=True)
+    assert torch.equal(copied(images), stock(images))

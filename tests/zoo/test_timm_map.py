@@ -1,0 +1,97 @@
+import importlib
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from zoo.attention import Attention
+from zoo.timm_map import (
+    NOT_IN_A_BLOCK,
+    ROWS,
+    iter_attentions,
+    iter_unmapped,
+    looks_like_attention,
+    outside_biases,
+    present_slots,
+)
+
+BuildStock = Callable[..., nn.Module]
+
+SLOTS = {
+    "vit": ("qkv", "proj"),
+    "rope": ("qkv", "proj"),
+    "rope_grouped": ("q_proj", "k_proj", "v_proj", "proj"),
+    "eva": ("qkv", "proj"),
+    "eva_separate": ("q_proj", "k_proj", "v_proj", "proj"),
+}
+CLASSES = {"vit": "Attention", "rope": "AttentionRope", "rope_grouped": "AttentionRope", "eva": "EvaAttention"}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_names_a_class_that_exists(name: str) -> None:
+    module, _, qualname = name.rpartition(".")
+    assert issubclass(getattr(importlib.import_module(module), qualname), nn.Module)
+
+
+@pytest.mark.parametrize("form", SLOTS)
+def test_present_slots_are_the_projections_that_a_module_holds(build_stock: BuildStock, form: str) -> None:
+    names, attentions = zip(*iter_attentions(build_stock(form)), strict=True)
+    assert names == ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn")
+    for attention in attentions:
+        assert type(attention).__name__ == CLASSES.get(form, "EvaAttention")
+        assert tuple(slot.child for slot in present_slots(attention)) == SLOTS[form]
+        assert [part for slot in present_slots(attention) for part in slot.parts] == ["q", "k", "v", "out"]
+
+
+def test_the_forms_under_test_cover_what_timm_builds(build_stock: BuildStock) -> None:
+    attentions = {form: next(iter_attentions(build_stock(form)))[1] for form in ("vit_norms", "vit_gated_wide")}
+    assert isinstance(attentions["vit_norms"].q_norm, nn.LayerNorm)
+    assert isinstance(attentions["vit_norms"].norm, nn.LayerNorm)
+    assert isinstance(attentions["vit_gated_wide"].gate, nn.Linear)
+    grouped = build_stock("rope_grouped").get_submodule("blocks.1.attn")
+    assert (grouped.get_parameter("q_proj.weight").shape[0], grouped.get_parameter("k_proj.weight").shape[0]) == (
+        32,
+        16,
+    )
+    assert isinstance(build_stock("eva_separate").get_submodule("blocks.0.attn.norm"), nn.LayerNorm)
+
+
+def test_evas_biases_outside_are_seen_and_its_k_bias_is_constant(build_stock: BuildStock) -> None:
+    biases = outside_biases(build_stock("eva").get_submodule("blocks.0.attn"))
+    assert {part: isinstance(bias, nn.Parameter) for part, bias in biases.items()} == {"q": True, "k": False, "v": True}
+    assert outside_biases(build_stock("eva_no_bias").get_submodule("blocks.0.attn")) == {}
+
+
+def test_left_out_projection_is_no_slot() -> None:
+    assert [slot.child for slot in present_slots(Attention(16, 1, 16))] == ["qkv"]
+
+
+@pytest.mark.parametrize("name", NOT_IN_A_BLOCK)
+def test_pooling_heads_are_no_attention_in_a_block(name: str) -> None:
+    assert not looks_like_attention(type(name, (nn.Module,), {})())
+    assert looks_like_attention(type("TokenAttention", (nn.Module,), {})())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "name", "cls"),
+    [
+        ("swin_tiny_patch4_window7_224", "layers.0.blocks.0.attn", "WindowAttention"),
+        ("beit_base_patch16_224", "blocks.0.attn", "Attention"),  # the same name as a class with a row
+        ("cait_xxs24_224", "blocks.0.attn", "TalkingHeadAttn"),
+        ("vit_small_plus_patch16_dinov3", None, None),
+    ],
+)
+def test_unmapped_attention_is_found_by_class_not_by_children(backbone: str, name: str | None, cls: str | None) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(backbone)
+    found = next(iter_unmapped(model), None)
+    assert (found and (found[0], type(found[1]).__name__)) == (name and (name, cls))
+
+
+def test_children_of_a_mapped_attention_are_not_unmapped_attention() -> None:
+    attention = Attention(16, 2, 8)
+    attention.add_module("inner_attention", nn.MultiheadAttention(16, 2))
+    assert list(iter_unmapped(nn.Sequential(attention))) == []
+    assert [name for name, _ in iter_unmapped(nn.Sequential(nn.MultiheadAttention(16, 2)))] == ["0"]
