@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = read_settings(argv)
         logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("urllib3").setLevel("ERROR")  # it warns at every retry; the last failure says it all
         with open_socket(settings.host, settings.port) as listener, TemporaryDirectory(prefix="serve-") as folder:
             located = locate_model(settings.model_uri, Path(folder))
             predictor = Predictor.from_bundle(located.bundle, name=located.name, version=located.version)
@@ -74,14 +76,16 @@ def open_socket(host: str, port: int) -> socket.socket:
     Raises:
         OSError: If the address cannot be had; the message names it.
     """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener
+    with ExitStack() as cleanup:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = cleanup.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        cleanup.pop_all()
+        return listener
 
 
 def _run(settings: Settings, predictor: Predictor, listener: socket.socket) -> None:

@@ -15,8 +15,12 @@ from serve.errors import LocateError
 from zoo.bundle import CARD
 from zoo.errors import did_you_mean
 
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""MLflow's own defaults would wait four minutes for a server that is not there."""
+_MLFLOW = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""Set unless the user has: MLflow's own defaults would wait four minutes for a server that is not there."""
 
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
 _FORMS = "models:/NAME@ALIAS, models:/NAME/VERSION or a bundle's directory"
@@ -50,16 +54,16 @@ def locate_model(uri: str, into: Path) -> LocatedModel:
             raise LocateError(f"{uri}: no bundle here ({CARD} is missing); wanted is {_FORMS}")
         return LocatedModel(path, path.resolve().name, "local")
     name, version, alias = _parse(uri)
-    for variable, value in _PATIENCE.items():
+    for variable, value in _MLFLOW.items():
         os.environ.setdefault(variable, value)
     registry = mlflow.get_registry_uri()
     _check_store(registry)
     try:
         found = _resolve(MlflowClient(), name, version, alias)
-        files = Path(download_artifacts(artifact_uri=f"models:/{name}/{found.version}", dst_path=str(into)))
+        files = Path(download_artifacts(artifact_uri=f"models:/{name}/{found.version}/artifacts", dst_path=str(into)))
     except (MlflowException, OSError) as error:
-        raise LocateError(f"{uri}: cannot be read from {_shown(registry)}: {_one_line(error)}") from error
-    cards = list(files.glob(f"artifacts/*/{CARD}"))
+        raise LocateError(_without_password(f"{uri}: cannot be read from {registry}: {error}", registry)) from error
+    cards = list(files.glob(f"*/{CARD}"))
     if len(cards) != 1:
         raise LocateError(f"{uri}: version {found.version} holds no bundle of ours; was it published by train?")
     return LocatedModel(cards[0].parent, name, str(found.version))
@@ -107,11 +111,9 @@ def _check_store(uri: str) -> None:
             raise LocateError(f"no MLflow store at {path}; train a model here first, or set MLFLOW_TRACKING_URI")
 
 
-def _shown(uri: str) -> str:
-    """The URI without a password."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def _without_password(message: str, uri: str) -> str:
+    """Put the message on one line, without the user and password that `uri` may hold."""
+    credentials = urlsplit(uri).netloc.rpartition("@")[0]
+    if credentials:
+        message = message.replace(f"{credentials}@", "")
+    return " ".join(message.split())[:500]

@@ -1,17 +1,24 @@
 """A bundle as an MLflow model, for everybody's MLflow tools. Our own endpoint reads the bundle inside it instead."""
 
+import io
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
-import mlflow.pyfunc
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", UserWarning)  # MLflow complains of its own type hints
+    import mlflow.pyfunc
+import pandas as pd  # type: ignore[import-untyped]
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import Array, Object, Property
+from PIL import Image
 
 import serve
 import zoo
 from serve.schemas import DEFAULT_TOP_K
-from zoo.errors import BundleError
+from zoo.bundle import CARD
+from zoo.card import ModelCard, read_card
 
 _REQUIREMENTS = (
     "mlflow",
@@ -42,22 +49,32 @@ def log_bundle(bundle: Path, *, name: str = "model") -> str:
         The model's URI, to register it by.
 
     Raises:
-        BundleError: If `bundle` is no directory.
+        BundleError: If `bundle` is no bundle.
         RuntimeError: If no run is active: MLflow would silently start one.
     """
-    if not bundle.is_dir():
-        raise BundleError(f"{bundle}: no bundle here")
+    card = read_card(bundle / CARD)
     if mlflow.active_run() is None:
         raise RuntimeError("log_bundle wants an active MLflow run")
-    info = mlflow.pyfunc.log_model(
-        name=name,
-        python_model=str(Path(__file__).with_name("pyfunc_model.py")),
-        artifacts={"bundle": str(bundle)},
-        code_paths=[folder for package in (zoo, serve) for folder in package.__path__],
-        pip_requirements=[f"{package}=={version(package).partition('+')[0]}" for package in _REQUIREMENTS],
-        signature=build_signature(),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # MLflow's own use of pandas and SQLAlchemy
+        info = mlflow.pyfunc.log_model(
+            name=name,
+            python_model=str(Path(__file__).with_name("pyfunc_model.py")),
+            artifacts={"bundle": str(bundle)},
+            code_paths=[folder for package in (zoo, serve) for folder in package.__path__],
+            pip_requirements=[f"{package}=={version(package).partition('+')[0]}" for package in _REQUIREMENTS],
+            signature=build_signature(),
+            input_example=_build_example(card),
+        )
     return str(info.model_uri)
+
+
+def _build_example(card: ModelCard) -> pd.DataFrame:
+    """Make a table of one grey image: MLflow stores it beside the model as a request to copy."""
+    height, width = card.preprocessing.size
+    file = io.BytesIO()
+    Image.new("L", (width, height), 128).save(file, "PNG")
+    return pd.DataFrame({"image": [file.getvalue()]})
 
 
 def build_signature() -> ModelSignature:

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from serve.encoding import decode_cell
@@ -24,9 +25,9 @@ class BundleModel(PythonModel):
         self.predictor = Predictor.from_bundle(Path(context.artifacts["bundle"]))
 
     def predict(
-        self, context: PythonModelContext, model_input: Any, params: dict[str, Any] | None = None
+        self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        """Answer every row of a pandas table as `POST /invocations` does."""
+        """Answer every row of the table as `POST /invocations` does."""
         del context
         preprocessing = self.predictor.card.preprocessing
         images = [preprocess(decode_cell(cell), preprocessing) for cell in model_input["image"].tolist()]

@@ -3,14 +3,17 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlflow
 import numpy as np
 import pytest
 import torch
+from mlflow.tracking import MlflowClient
 from PIL import Image
 from starlette.testclient import TestClient
 
 import zoo
 from serve.app import create_app
+from serve.package import log_bundle
 from serve.predictor import Predictor
 from serve.settings import Settings
 from zoo.card import ModelCard, Preprocessing
@@ -70,3 +73,25 @@ def images() -> list[bytes]:
 def texts(images: list[bytes]) -> list[str]:
     """The same files as base64."""
     return [base64.b64encode(image).decode() for image in images]
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An MLflow store of its own, as the process's default while these tests run."""
+    folder = tmp_path_factory.mktemp("store")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    mlflow.create_experiment("zoo", artifact_location=str(folder / "artifacts"))
+    yield mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.fixture(scope="session")
+def registered(store: str, bundle: Path) -> str:
+    """The tiny bundle as version 1 of the model `tiny`."""
+    assert mlflow.get_tracking_uri() == store
+    mlflow.set_experiment("zoo")
+    with mlflow.start_run():
+        version = mlflow.register_model(log_bundle(bundle), "tiny").version
+    MlflowClient().set_registered_model_alias("tiny", "champion", version)
+    return f"models:/tiny/{version}"

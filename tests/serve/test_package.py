@@ -1,0 +1,135 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+from starlette.testclient import TestClient
+
+from serve.locate import locate_model
+from serve.package import build_signature, log_bundle
+from zoo.errors import BundleError
+
+# MLflow's own, not ours to mend
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+
+
+@pytest.mark.slow
+def test_the_bundle_comes_out_of_the_registry_byte_for_byte(registered: str, bundle: Path, tmp_path: Path) -> None:
+    located = locate_model(registered, tmp_path)
+    assert (located.name, located.version) == ("tiny", "1")
+    assert {file.name: file.read_bytes() for file in located.bundle.iterdir()} == {
+        file.name: file.read_bytes() for file in bundle.iterdir()
+    }
+
+
+@pytest.mark.slow
+def test_the_model_holds_no_pickle_and_names_what_it_needs(registered: str) -> None:
+    folder = Path(mlflow.artifacts.download_artifacts(registered))
+    names = [file.name for file in folder.rglob("*") if file.is_file()]
+    assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pt", ".pth", ".bin"))]
+    requirements = (folder / "requirements.txt").read_text(encoding="utf-8")
+    assert "timm==" in requirements
+    assert "+" not in requirements  # a local build tag is on no index
+    assert (folder / "code" / "zoo" / "bundle.py").is_file()
+    assert (folder / "code" / "serve" / "predictor.py").is_file()
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        assert server.poll() is None, "the server died"
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError(f"{url} does not answer")
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(store: str, registered: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`mlflow models serve` on a free port, outside the repository: the model must bring its own code."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("elsewhere")
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", registered, "--env-manager", "local"]
+    env = os.environ | {
+        "MLFLOW_TRACKING_URI": store,
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            env=env,
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            wait_for(f"http://127.0.0.1:{port}/ping", server)
+            yield f"http://127.0.0.1:{port}/invocations"
+        finally:
+            os.killpg(server.pid, 15)
+            server.wait(30)
+
+
+def ask(url: str, body: object) -> dict[str, list[dict[str, object]]]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer = json.load(response)
+    assert isinstance(answer, dict)
+    return answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "form", ["dataframe_split", "dataframe_records", "inputs", "inputs list", "instances", "instances list"]
+)
+def test_mlflows_own_server_gives_our_numbers(
+    mlflow_server: str, client: TestClient, texts: list[str], form: str
+) -> None:
+    body = {
+        "dataframe_split": {"dataframe_split": {"columns": ["image"], "data": [[text] for text in texts]}},
+        "dataframe_records": {"dataframe_records": [{"image": text} for text in texts]},
+        "inputs": {"inputs": {"image": texts}},
+        "inputs list": {"inputs": texts},
+        "instances": {"instances": [{"image": text} for text in texts]},
+        "instances list": {"instances": texts},
+    }[form]
+    for params in ({}, {"params": {"top_k": 2}}):
+        theirs = ask(mlflow_server, body | params)
+        ours = client.post("/invocations", json=body | params).json()
+        assert [len(p["top"]) for p in ours["predictions"]] == [2 if params else 3] * 3
+        flat = [[(s["label"], s["probability"]) for s in p["top"]] for p in theirs["predictions"]]
+        want = [[(s["label"], s["probability"]) for s in p["top"]] for p in ours["predictions"]]
+        for row, wanted in zip(flat, want, strict=True):
+            assert [label for label, _ in row] == [label for label, _ in wanted]
+            assert [p for _, p in row] == pytest.approx([p for _, p in wanted], abs=1e-6)  # another thread count
+        assert [p["label"] for p in theirs["predictions"]] == [p["label"] for p in ours["predictions"]]
+
+
+def test_the_signature_has_the_one_column() -> None:
+    signature = build_signature().to_dict()
+    assert json.loads(signature["inputs"]) == [{"type": "binary", "name": "image", "required": True}]
+    assert [column["name"] for column in json.loads(signature["outputs"])] == ["label", "probability", "top"]
+
+
+def test_log_bundle_starts_no_run_of_its_own(bundle: Path) -> None:
+    with pytest.raises(RuntimeError, match="active MLflow run"):
+        log_bundle(bundle)
+
+
+def test_a_bundle_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"nowhere/card\.json: cannot read the card"):
+        log_bundle(tmp_path / "nowhere")

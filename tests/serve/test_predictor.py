@@ -1,0 +1,47 @@
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from serve.predictor import Predictor
+from zoo.bundle import load_bundle
+
+
+def batch(seed: int, count: int = 2) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, 3, 32, 32), dtype=np.float32)
+
+
+def test_predict_is_the_softmax_of_the_models_logits(predictor: Predictor, bundle: Path) -> None:
+    model, _ = load_bundle(bundle)
+    with torch.inference_mode():
+        wanted = model(torch.from_numpy(batch(0))).softmax(-1).numpy()
+    assert np.array_equal(predictor.predict(batch(0)), wanted)
+    assert predictor.predict(batch(0)).dtype == np.float32
+
+
+def test_threads_get_each_their_own_answer(predictor: Predictor) -> None:
+    alone = [predictor.predict(batch(seed)) for seed in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda seed: predictor.predict(batch(seed)), range(16)))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_label_names_the_best_first_and_keeps_class_order_among_equals(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.array([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4]], dtype=np.float32)
+    monkeypatch.setattr(predictor, "predict", lambda _: rows)
+    first, second = predictor.label(batch(0), top_k=2)
+    assert [score.label for score in first.top] == ["é", "ash"]
+    assert (first.label, first.probability) == ("é", 0.5)
+    assert [score.label for score in second.top] == ["日本 語", "ash"]
+
+
+def test_a_model_that_answers_nan_is_our_fault(bundle: Path) -> None:
+    model, card = load_bundle(bundle)
+    with torch.no_grad():
+        model.get_parameter("head.bias").fill_(float("nan"))
+    with pytest.raises(RuntimeError, match="not finite"):
+        Predictor(model, card).predict(batch(0))
