@@ -29,7 +29,7 @@ def freeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]:
     names = _select(model, patterns)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name in names:
-        parameters[name].requires_grad_(requires_grad=False)
+        parameters[name].requires_grad_(False)  # noqa: FBT003
     setattr(model, _RECORD, getattr(model, _RECORD, set()) | set(names))
     return names
 
@@ -56,7 +56,7 @@ def unfreeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
         if not (parameters[name].is_floating_point() or parameters[name].is_complex()):
             raise ZooError(f"{name} is of dtype {parameters[name].dtype} and cannot be trained; name others")
     for name in names:
-        parameters[name].requires_grad_(requires_grad=True)
+        parameters[name].requires_grad_(True)  # noqa: FBT003
     for path, module in model.named_modules():
         kept = {name for name in getattr(module, _RECORD, ()) if f"{path}.{name}".lstrip(".") not in names}
         if hasattr(module, _RECORD):

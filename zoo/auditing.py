@@ -1,0 +1,127 @@
+"""Audit a model and its optimizer: will every parameter that should learn, learn?"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from zoo.checks import (
+    check_contiguous,
+    check_finite,
+    check_optimizer,
+    check_registered,
+    check_requires_grad,
+    check_ties,
+)
+from zoo.errors import AuditError
+from zoo.findings import Finding as Finding
+from zoo.findings import Severity
+from zoo.probes import Batch, check_probe
+from zoo.progress import check_broken_ties, check_progress, check_replaced
+from zoo.scale import ScaleRow, check_scale, measure_scale
+from zoo.snapshots import OptimizerLike, Snapshot, bare_model
+
+_ORDER: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What the audit found, errors first.
+
+    Attributes:
+        findings: Errors, then warnings, then notes, each in the order of the checks.
+        parameters: Parameter tensors, a tied one counted once.
+        trainable: Those that require a gradient.
+        elements: Numbers in all parameters together.
+        buffers: Buffer tensors.
+        attentions: The scale of each attention whose weights can be shown.
+    """
+
+    findings: tuple[Finding, ...]
+    parameters: int
+    trainable: int
+    elements: int
+    buffers: int
+    attentions: tuple[ScaleRow, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings of severity "error"."""
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    def verdict(self) -> str:
+        """Say it in one line."""
+        counts = Counter[Severity](finding.severity for finding in self.findings)
+        said = ", ".join(f"{counts[kind]} {kind}{'s' * (counts[kind] > 1)}" for kind in _ORDER if counts[kind])
+        return f"audit: {self.parameters} parameters, {self.trainable} trainable, {said or '0 findings'}"
+
+    def raise_for_findings(self) -> None:
+        """Raise if there is an error among the findings.
+
+        Raises:
+            AuditError: Lists all errors; warnings and notes are left to the reader of the report.
+        """
+        if self.errors:
+            raise AuditError("\n  ".join([self.verdict(), *map(str, self.errors)]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain JSON values."""
+        return asdict(self) | {
+            "findings": [asdict(finding) for finding in self.findings],
+            "attentions": [asdict(row) for row in self.attentions],
+            "verdict": self.verdict(),
+        }
+
+    def __str__(self) -> str:
+        return "\n  ".join([self.verdict(), *map(str, self.findings)])
+
+
+def audit(
+    model: nn.Module,
+    optimizer: OptimizerLike | None = None,
+    *,
+    batch: Batch | None = None,
+    before: Snapshot | None = None,
+) -> AuditReport:
+    """Look for every way in which a model will not train as its owner believes; changes nothing.
+
+    Args:
+        model: The model, bare or wrapped for DDP or by torch.compile; names are the bare model's.
+        optimizer: What will step it; without it, nothing is said of its groups.
+        batch: Images, (B, 3, height, width), or the tuple of forward's arguments: one forward and backward pass is
+            tried on a copy in train mode, for what forward does not use or replaces.
+        before: `zoo.snapshot(model, optimizer)` from before some optimizer steps, for what they did not reach. Its
+            recording ends here.
+
+    Returns:
+        The findings; `raise_for_findings()` turns errors into an exception.
+
+    Raises:
+        ZooError: If the model fails on `batch`.
+    """
+    model = bare_model(model)
+    attentions = measure_scale(model)
+    findings = [
+        *check_registered(model),
+        *check_requires_grad(model),
+        *(check_optimizer(model, optimizer, before) if optimizer is not None else ()),
+        *check_ties(model),
+        *check_contiguous(model),
+        *check_finite(model),
+        *check_scale(attentions),
+    ]
+    if before is not None:
+        before.close()
+        findings += [*check_replaced(model, before), *check_broken_ties(model, before), *check_progress(model, before)]
+    if batch is not None and any(parameter.requires_grad for parameter in model.parameters()):
+        findings += check_probe(model, batch)
+    parameters = list(model.parameters())
+    return AuditReport(
+        findings=tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity))),
+        parameters=len(parameters),
+        trainable=sum(parameter.requires_grad for parameter in parameters),
+        elements=sum(parameter.numel() for parameter in parameters),
+        buffers=len(list(model.buffers())),
+        attentions=attentions,
+    )
