@@ -7,7 +7,6 @@ from accelerate import Accelerator
 from torch import nn
 
 from train.errors import ReplicaMismatch
-from train.mismatches import describe_mismatch
 from train.replicas import check_replicas, fingerprint
 
 
@@ -238,41 +237,6 @@ def test_three_ranks_name_the_odd_one(run_ranks) -> None:
     message = messages.pop()
     assert "rank 1 of 3 differs from ranks 0, 2, 1 of 15 tensors differ" in message
     assert "on ranks 0, 2," in message
-
-
-def tables(*plants):
-    for plant in plants:
-        model = Toy()
-        if plant:
-            plant(model)
-        yield fingerprint(model)
-
-
-def rotate(model: Toy) -> None:
-    model.to_q.data, model.to_k.data, model.frozen.data = model.to_k.data, model.frozen.data, model.to_q.data
-
-
-def test_rotated_tensors_are_traced_to_where_they_belong() -> None:
-    message = describe_mismatch(list(tables(None, rotate)))
-    assert "rank 1 holds here what rank 0 holds at to_k" in message
-    assert "swapped" not in message
-
-
-def test_equal_zero_biases_are_no_proof_of_a_swap() -> None:
-    def change(model: Toy) -> None:
-        model.norm.bias.data.fill_(1)  # as norm.weight and running_var of the other rank
-
-    assert "holds here" not in describe_mismatch(list(tables(None, change)))
-
-
-def test_message_names_eight_tensors_and_counts_the_rest() -> None:
-    def change(model: Toy) -> None:
-        for tensor in [*model.parameters(), model.norm.running_mean, model.norm.running_var]:
-            tensor.data = tensor.data + 1
-
-    message = describe_mismatch(list(tables(None, change)))
-    assert message.count("bytes differ") == 8
-    assert "... and 3 more" in message
 
 
 def test_bytes_tell_the_sign_of_zero_and_keep_nan_equal() -> None:
