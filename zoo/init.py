@@ -63,6 +63,12 @@ def check_scheme(name: str) -> None:
         raise UnknownNameError("init", name, INIT_SCHEMES)
 
 
+def expected_std(scheme: str | None, out: int, in_: int) -> float | None:
+    """Return the standard deviation that a scheme gives a weight (out, in); None where only timm knows it."""
+    formulas = {"torch": (3 * in_) ** -0.5, "kaiming_raw": (3 * out) ** -0.5, "normal": 1.0, "trunc_normal": 0.02}
+    return formulas.get(scheme or "timm")
+
+
 @torch.no_grad()
 def init_attention(attention: nn.Module, scheme: str, generator: torch.Generator | None = None) -> None:
     """Draw the projections of one attention module anew, in place, on the CPU and in float32 before the cast.

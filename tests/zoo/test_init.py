@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.errors import SwapError, UnknownNameError
-from zoo.init import INIT_SCHEMES, init_attention, init_model
+from zoo.init import INIT_SCHEMES, expected_std, init_attention, init_model
 
 BuildStock = Callable[..., nn.Module]
 DRAWN = [scheme for scheme in INIT_SCHEMES if scheme != "timm"]
@@ -39,6 +39,7 @@ def test_each_scheme_has_its_formulas_spread(scheme: str, qkv_std: float, out_st
     for part, std in (("q", qkv_std), ("k", qkv_std), ("v", qkv_std), ("out", out_std)):
         # 131072 draws: the standard error of a standard deviation is below 0.2 % of it
         assert weights[part].std().item() == pytest.approx(std, rel=0.01), part
+        assert expected_std(scheme, *weights[part].shape) == pytest.approx(std)
         assert abs(weights[part].mean().item()) < 0.01 * std, part
         if bounded:
             bound = math.sqrt(3) * std  # of a uniform draw
@@ -174,6 +175,11 @@ def test_timms_scheme_spreads_as_timms_construction_and_scales_by_depth() -> Non
 def test_timms_scheme_wants_a_timm_model(build_stock: BuildStock) -> None:
     with pytest.raises(SwapError, match="Sequential has no init_weights of timm's: choose init='trunc_normal'"):
         init_model(build_stock().get_submodule("blocks"), "timm")
+
+
+def test_timms_spread_is_timms_to_know() -> None:
+    assert expected_std("timm", 8, 8) is None
+    assert expected_std(None, 8, 8) is None
 
 
 def test_an_unknown_scheme_gives_the_nearest(build_stock: BuildStock) -> None:
