@@ -43,12 +43,9 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     ) -> list[Outcome]:
         folder = tmp_path_factory.mktemp(function.__name__)
         processes = [_start(function, rank, world_size, folder, arguments) for rank in range(world_size)]
-        deadline = time.monotonic() + timeout_s
         try:
-            for process in processes:
-                process.wait(max(deadline - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"{function.__name__}: a rank still ran after {timeout_s} s{_printed(folder)}")
+            if not _wait(processes, timeout_s):
+                pytest.fail(f"{function.__name__}: a rank still ran after {timeout_s} s{_printed(folder)}")
         finally:
             for process in processes:
                 process.kill()
@@ -59,6 +56,17 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
         return [Outcome(rank, **json.loads(text.read_text(encoding="utf-8"))) for rank, text in enumerate(texts)]
 
     return run
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> bool:
+    """Wait until all ranks have ended or one has died, for which the others might wait for ever; False on timeout."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        statuses = [process.poll() for process in processes]
+        if None not in statuses or any(statuses):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _start(
