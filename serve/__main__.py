@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with open_socket(settings.host, settings.port) as listener, TemporaryDirectory(prefix="serve-") as folder:
             located = locate_model(settings.model_uri, Path(folder))
             predictor = Predictor.from_bundle(located.bundle, name=located.name, version=located.version)
+            listener.listen()  # from here on a request waits at worst, it is not refused
             _greet(predictor, settings.host, listener.getsockname()[1])
             _run(settings, predictor, listener)
     except (LocateError, OSError, ValidationError) as error:
@@ -71,7 +72,7 @@ def read_settings(argv: Sequence[str] | None = None) -> Settings:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Bind before the model is loaded, so that a port in use is told at once; uvicorn listens once it can answer.
+    """Bind before the model is loaded, so that a port in use is told at once.
 
     Raises:
         OSError: If the address cannot be had; the message names it.

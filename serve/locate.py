@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import mlflow
+import requests
 from mlflow.artifacts import download_artifacts
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
@@ -62,6 +63,9 @@ def locate_model(uri: str, into: Path) -> LocatedModel:
         found = _resolve(MlflowClient(), name, version, alias)
         files = Path(download_artifacts(artifact_uri=f"models:/{name}/{found.version}/artifacts", dst_path=str(into)))
     except (MlflowException, OSError) as error:
+        if _is_out_of_reach(error):
+            line = f"{uri}: no MLflow server answers at {registry}; is MLFLOW_TRACKING_URI right?"
+            raise LocateError(_without_password(line, registry)) from error
         raise LocateError(_without_password(f"{uri}: cannot be read from {registry}: {error}", registry)) from error
     cards = list(files.glob(f"*/{CARD}"))
     if len(cards) != 1:
@@ -109,6 +113,13 @@ def _check_store(uri: str) -> None:
         path = Path(parts.path[1:])  # sqlite:///relative, sqlite:////absolute
         if not path.is_file():
             raise LocateError(f"no MLflow store at {path}; train a model here first, or set MLFLOW_TRACKING_URI")
+
+
+def _is_out_of_reach(error: BaseException | None) -> bool:
+    """Tell a server that cannot be connected to, which MLflow wraps in an error of its own."""
+    while error is not None and not isinstance(error, requests.ConnectionError | requests.Timeout):
+        error = error.__context__
+    return error is not None
 
 
 def _without_password(message: str, uri: str) -> str:

@@ -93,7 +93,7 @@ def test_a_server_out_of_reach_is_told_after_one_retry_and_without_its_password(
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         tracking_uri(f"http://me:SECRET@127.0.0.1:{closed.getsockname()[1]}")  # type: ignore[operator]
-        with pytest.raises(LocateError, match=r"cannot be read from http://127\.0\.0\.1:\d+: ") as caught:
+        with pytest.raises(LocateError, match=r"no MLflow server answers at http://127\.0\.0\.1:\d+; ") as caught:
             locate_model("models:/digits@champion", tmp_path)
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"  # MLflow's own 7 take minutes
     assert "SECRET" not in str(caught.value)

@@ -56,7 +56,7 @@ def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def mlflow_server(store: str, registered: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`mlflow models serve` on a free port, outside the repository: the model must bring its own code."""
+    """`mlflow models serve` on a free port, started outside the repository."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
