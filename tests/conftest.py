@@ -34,12 +34,12 @@ RunRanks = Callable[..., list[Outcome]]
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     """Call a module-level function `f(accelerator, **arguments)` on N real gloo ranks, each a process of its own.
 
-    `run_ranks(f, world_size=2, timeout_s=120, **arguments)` gives an Outcome for each rank, in rank order. Arguments
+    `run_ranks(f, world_size=2, timeout_s=300, **arguments)` gives an Outcome for each rank, in rank order. Arguments
     and returned values travel as JSON. A rank that leaves no outcome fails the test with what it printed.
     """
 
     def run(
-        function: Callable[..., Any], *, world_size: int = 2, timeout_s: float = 120, **arguments: Any
+        function: Callable[..., Any], *, world_size: int = 2, timeout_s: float = 300, **arguments: Any
     ) -> list[Outcome]:
         folder = tmp_path_factory.mktemp(function.__name__)
         processes = [_start(function, rank, world_size, folder, arguments) for rank in range(world_size)]

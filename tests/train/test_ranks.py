@@ -223,7 +223,7 @@ def test_real_launcher(tmp_path, launcher, options, printed) -> None:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert printed in done.stdout, done.stderr
     assert (done.returncode == 0) == printed.startswith("trained"), done.stderr
