@@ -69,6 +69,15 @@ def test_raw_bytes_give_the_same_answer(client: TestClient, images: list[bytes],
         assert prediction["probability"] == pytest.approx(expected[1]["probability"], abs=1e-6)  # a batch of one
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+def test_an_image_of_any_colour_mode_is_answered(client: TestClient, mode: str) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (20, 10)).save(file, "TIFF")
+    response = client.post("/invocations", content=file.getvalue(), headers={"content-type": "image/tiff"})
+    assert response.status_code == 200, response.text
+    assert len(response.json()["predictions"]) == 1
+
+
 def test_multipart_files_are_answered_in_order(client: TestClient, images: list[bytes], expected: list[dict]) -> None:
     files = [("any", (f"日本{i}.png", image, "image/png")) for i, image in enumerate(images)]
     assert client.post("/invocations", files=files).json() == {"predictions": expected}
