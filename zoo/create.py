@@ -7,6 +7,7 @@ import timm
 import torch
 from torch import nn
 
+from zoo.card import Preprocessing
 from zoo.errors import BackboneError, UnknownNameError
 from zoo.init import check_scheme
 from zoo.registry import find_attention
@@ -75,3 +76,23 @@ def _check_backbone(backbone: str) -> None:
                 raise BackboneError(f"{backbone}: no {name} in {folder}; pickled weights are not read")
     elif not backbone.startswith(_ELSEWHERE) and not timm.is_model(backbone):
         raise UnknownNameError("backbone", backbone, timm.list_models(), "timm.list_models() has all names")
+
+
+def find_preprocessing(backbone: str, **timm_kwargs: Any) -> Preprocessing:
+    """Return what timm feeds a backbone: its size, crop, interpolation, mean and std.
+
+    Args:
+        backbone: As for `create_model`.
+        **timm_kwargs: As for `create_model`; `img_size` decides the size.
+
+    Raises:
+        ZooError: As `create_model`; the model is built on the meta device, so nothing is allocated or loaded.
+    """
+    with torch.device("meta"):
+        model = create_model(backbone, **timm_kwargs)
+    args: dict[str, Any] = {}
+    if (size := timm_kwargs.get("img_size")) is not None:  # timm's own resolution reads the pretrained size
+        height, width = (size, size) if isinstance(size, int) else size
+        args["input_size"] = (3, height, width)
+    resolved = timm.data.resolve_model_data_config(model, args=args)  # type: ignore[no-untyped-call]
+    return Preprocessing.from_timm(resolved)

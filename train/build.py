@@ -1,0 +1,95 @@
+"""Build a run from its config: accelerator, data, model, optimizer, and the wrap around them."""
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, set_seed
+from torch import nn
+
+import zoo
+from train.config import LoopConfig, TrainConfig
+from train.data import build_data, read_split
+from train.errors import ConfigError
+from train.loaders import build_train_loader, build_val_loader
+from train.optim import build_optimizer
+from train.ranks import together
+from train.run import Run
+from train.tracking import Tracker
+from zoo.create import find_preprocessing
+
+
+def build_accelerator(config: LoopConfig) -> Accelerator:
+    """Build the Accelerator: NCCL where there are GPUs, one gloo group of all ranks where there is none.
+
+    Without `cpu=True` a launcher's ranks on a machine without a GPU would each believe that they are alone.
+    """
+    return Accelerator(
+        cpu=not torch.cuda.is_available(),
+        mixed_precision=config.mixed_precision,
+        gradient_accumulation_steps=config.accumulation_steps,
+        step_scheduler_with_optimizer=False,
+        dynamo_backend="inductor" if config.compile else None,
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+    )
+
+
+def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -> Run:
+    """Build everything but the wrap; the same on every rank, and every rank raises what any raises."""
+    place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+    with together(accelerator, "building the run"):
+        split = read_split(config.data)
+        model = build_model(config, len(split.class_names))
+        own = find_preprocessing(config.model.backbone, **config.model.timm_kwargs)
+        data = build_data(config.data, config.augment, own, config.seed, split=split)
+        workers = config.data.num_workers
+        loader = build_train_loader(data, config.loop, num_workers=workers, **place)
+        return Run(
+            config=config,
+            accelerator=accelerator,
+            tracker=tracker,
+            data=data,
+            model=model,
+            bare=model,
+            forward=model.forward,
+            optimizer=build_optimizer(model, config.optimizer),
+            train_loader=loader,
+            val_loader=build_val_loader(data, config.evaluate, num_workers=workers, **place),
+            folder=Path(),
+            steps_per_epoch=len(loader) // config.loop.accumulation_steps,
+        )
+
+
+def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
+    """Build the backbone with its attention and its frozen parameters, from `seed` alone.
+
+    Raises:
+        ZooError: If a name is unknown, the backbone cannot be swapped, or a freeze pattern matches nothing.
+        ConfigError: If nothing is left to train.
+    """
+    wanted = config.model
+    model = zoo.create_model(
+        wanted.backbone,
+        wanted.attention,
+        pretrained=wanted.pretrained,
+        init=wanted.init,
+        seed=config.seed,
+        num_classes=num_classes,
+        **wanted.timm_kwargs,
+    )
+    if config.freeze:
+        zoo.freeze(model, config.freeze)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"no trainable parameters: freeze {list(config.freeze)} leaves nothing to train")
+    return model
+
+
+def wrap(run: Run) -> None:
+    """Hand model and optimizer to Accelerate, in place, and give each rank a random stream of its own for dropout."""
+    if run.config.loop.channels_last:
+        run.bare.to(memory_format=torch.channels_last)
+    run.model, run.optimizer = cast(
+        tuple[nn.Module, torch.optim.Optimizer], run.accelerator.prepare(run.bare, run.optimizer)
+    )
+    set_seed(run.config.seed, device_specific=True)

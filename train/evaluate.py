@@ -1,0 +1,56 @@
+"""Score a model on the validation images: each counted once, whatever the number of ranks."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from train.run import Run
+
+
+@torch.inference_mode()
+def evaluate(run: Run) -> dict[str, float]:
+    """Score the model as it will be served: in eval mode, in full precision, on zoo.preprocess's images.
+
+    Every rank scores its own share and the sums are added in float64: n images count as n, padded by none.
+
+    Returns:
+        `val/loss` (mean cross-entropy, without smoothing), `val/top1` and `val/top5` in 0-1, the same on every rank.
+    """
+    share_running_statistics(run)
+    run.bare.eval()
+    sums = torch.zeros(4, dtype=torch.float64)  # loss, top-1, top-5, images
+    for images, targets in run.val_loader:
+        logits = run.forward(run.to_device(images)).float().cpu()
+        sums += score(logits, targets)
+    run.bare.train()
+    total = cast(Tensor, run.accelerator.reduce(sums.to(run.accelerator.device), reduction="sum")).tolist()
+    assert total[3] == len(run.data.val), f"scored {total[3]:.0f} of {len(run.data.val)} validation images"
+    return {"val/loss": total[0] / total[3], "val/top1": total[1] / total[3], "val/top5": total[2] / total[3]}
+
+
+def score(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the sums over a batch: cross-entropy, hits of the first class, hits among the first five, images.
+
+    Args:
+        logits: (B, K).
+        targets: Class indices, (B,).
+
+    Returns:
+        Float64, (4,).
+    """
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    hits = best == targets[:, None]
+    loss = F.cross_entropy(logits, targets, reduction="sum")
+    sums = (loss.item(), hits[:, 0].sum().item(), hits.sum().item(), len(targets))
+    return torch.tensor(sums, dtype=torch.float64)
+
+
+def share_running_statistics(run: Run) -> None:
+    """Give every rank the main process's floating-point buffers: DDP leaves each rank its own running statistics."""
+    if run.accelerator.num_processes == 1:
+        return
+    for buffer in run.bare.buffers():
+        if buffer.is_floating_point():
+            torch.distributed.broadcast(buffer, src=0)

@@ -1,0 +1,33 @@
+"""Logging that knows its rank: the main process speaks, other ranks only warn, and say who they are."""
+
+import logging
+import os
+import sys
+
+from tqdm import tqdm
+
+_LIBRARIES = ("alembic", "mlflow", "httpx", "urllib3", "timm", "accelerate", "torch.distributed")
+
+
+class _AboveTheBar(logging.StreamHandler):  # type: ignore[type-arg]
+    """A handler that writes through tqdm, so that a line never lands in the middle of a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+        self.flush()
+
+
+def rank_of_environment() -> int:
+    """Return this process's rank as its launcher wrote it, 0 where nothing was launched."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def set_up_logging() -> None:
+    """Configure the root logger once, in `__main__`: INFO on the main process, warnings with their rank on others."""
+    rank = rank_of_environment()
+    handler = _AboveTheBar()
+    who = "" if rank == 0 else f"rank {rank}: "
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(levelname).1s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, handlers=[handler], force=True)
+    for name in _LIBRARIES:  # their INFO is about themselves
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,105 @@
+"""Train from the first step to the last: the page to read first."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import NoReturn, cast
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import zoo
+from train.evaluate import evaluate
+from train.ranks import together
+from train.replicas import check_replicas
+from train.resume import save_checkpoint
+from train.run import Run
+from train.step import StepResult, train_step
+from zoo.snapshots import Snapshot
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Meter:
+    """Sums over the steps since the last record."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    images: int = 0
+    seconds: float = 0.0
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count one step."""
+        self.losses.append(result.loss)
+        self.images += result.images
+        self.seconds += seconds
+
+
+def fit(run: Run) -> dict[str, float]:
+    """Train to the last step; return the last evaluation's metrics, the same on every rank.
+
+    Raises:
+        CheckFailed: On every rank, when a check finds a fault; the last checkpoint stays.
+    """
+    first, metrics, meter = run.step, dict[str, float](), Meter()
+    before = zoo.snapshot(run.bare, run.optimizer)
+    started = time.perf_counter()
+    with progress_bar(run) as bar:
+        for batches in run.batches():
+            start = time.perf_counter()
+            result = train_step(run, batches)
+            meter.add(result, time.perf_counter() - start)
+            bar.update()
+            if run.step == first + 1:
+                check_first_step(run, before)
+            if run.config.log.due(run.step):
+                record(run, meter, result, bar)
+                meter = Meter()
+            if (epoch := run.epoch_ended) is None:
+                continue
+            if run.config.evaluate.due(epoch) or run.last_epoch:
+                metrics = evaluate(run)
+                run.tracker.log_metrics(metrics, step=run.step)
+                logger.info("epoch=%d/%d %s", epoch, run.config.schedule.epochs, format_metrics(metrics))
+            if run.config.checkpoint.due(epoch) or run.last_epoch:
+                save_checkpoint(run)
+    logger.info("steps=%d seconds=%.1f", run.step - first, time.perf_counter() - started)
+    return metrics or evaluate(run)
+
+
+def check_first_step(run: Run, before: Snapshot) -> None:
+    """Prove that the first step reached every trainable parameter, and left every rank with the same ones."""
+    with together(run.accelerator, "audit after the first step"):
+        zoo.audit(run.bare, run.optimizer, before=before).raise_for_findings()
+    report = check_replicas(run.model, run.accelerator, when="after the first step", buffers="integral")
+    logger.info("%s", report)
+
+
+def record(run: Run, meter: Meter, result: StepResult, bar: "tqdm[NoReturn]") -> None:
+    """Log the mean loss of all ranks since the last record, learning rate and throughput; all ranks together."""
+    local = torch.stack(meter.losses).mean()
+    loss = cast(Tensor, run.accelerator.reduce(local, reduction="mean")).item()
+    metrics = {"train/loss": loss, "train/lr": result.lr, "perf/images_per_s": meter.images / meter.seconds}
+    run.tracker.log_metrics(metrics, step=run.step)
+    bar.set_postfix_str(f"loss {loss:.3f}, {metrics['perf/images_per_s']:.0f} images/s")
+    if bar.disable:
+        logger.info("step=%d/%d %s", run.step, run.total_steps, format_metrics(metrics))
+
+
+def progress_bar(run: Run) -> "tqdm[NoReturn]":
+    """Build the bar over the optimizer steps: on the main process, and where somebody watches."""
+    shown = run.accelerator.is_main_process and run.config.log.progress
+    return tqdm(
+        total=run.total_steps,
+        initial=run.step,
+        desc=run.config.name,
+        unit="step",
+        dynamic_ncols=True,
+        disable=None if shown else True,  # None: only on a terminal
+    )
+
+
+def format_metrics(metrics: dict[str, float]) -> str:
+    """Phrase metrics as key=value with four digits."""
+    return " ".join(f"{key}={value:.4g}" for key, value in metrics.items())

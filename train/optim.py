@@ -1,0 +1,56 @@
+"""The optimizer, its parameter groups, and the learning rate as a function of the step."""
+
+import math
+from collections.abc import Collection
+
+import torch
+from timm.optim import param_groups_weight_decay
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from train.config import OptimizerConfig
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
+    """Build AdamW over the trainable parameters, in two groups: matrices decay, the rest does not.
+
+    Biases, norms and other 1-D tensors are exempt, and what the backbone's own `no_weight_decay` names.
+
+    Args:
+        model: The bare model, frozen where it is to be frozen.
+        config: Learning rate, decay, betas, eps.
+    """
+    named = getattr(model, "no_weight_decay", None)
+    exempt: Collection[str] = named() if callable(named) else ()
+    groups = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=exempt)
+    return AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        fused=torch.cuda.is_available(),
+    )
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int, min_ratio: float) -> float:
+    """Return the learning rate of one optimizer step: linear warm-up, then a cosine (Loshchilov and Hutter 2017).
+
+    A function of the step alone: it is the same for any number of ranks, and needs no state to resume.
+
+    Args:
+        step: The step about to be taken, from 0.
+        peak: Largest learning rate.
+        warmup_steps: Steps over which it rises to `peak`; the first one already moves.
+        total_steps: Steps of the whole run.
+        min_ratio: What is left at the end, as part of `peak`, in 0-1.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return peak * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Give every parameter group the learning rate `lr`, in place."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr

@@ -1,0 +1,172 @@
+"""From trained weights to a registered version: bundle, MLflow model, version, load-test, and only then the alias."""
+
+import contextlib
+import io
+import logging
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from train.config import PublishConfig
+from train.errors import PublishError
+from zoo.bundle import check_golden, load_bundle, save_bundle
+from zoo.card import Lineage, ModelCard
+from zoo.errors import BundleError
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+logger = logging.getLogger(__name__)
+
+SCORE, FINGERPRINT = "val/top1", "val_fingerprint"
+_PACKAGES = ("torch", "timm", "accelerate", "mlflow", "einops", "safetensors", "pydantic", "numpy", "pillow")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A registered version, and where the alias points now.
+
+    Attributes:
+        name: The registered model.
+        version: The version that was made.
+        alias: The alias.
+        alias_version: The version that the alias names, this one or the one it kept; None if it names none.
+        reason: Why the alias moved or stayed.
+    """
+
+    name: str
+    version: str
+    alias: str
+    alias_version: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        moved = self.alias_version == self.version
+        where = f"@{self.alias} -> version {self.alias_version}" if self.alias_version else f"no @{self.alias}"
+        return f"{self.name} version {self.version}, {where if moved else f'{where} as before'} ({self.reason})"
+
+
+def find_lineage(run_id: str) -> Lineage:
+    """Describe what a bundle comes from: run, commit of the working directory (with "+changes"), package versions."""
+    return Lineage(run_id=run_id, git_commit=find_git_commit(), packages={name: version(name) for name in _PACKAGES})
+
+
+def find_git_commit() -> str | None:
+    """Return the commit that is checked out in the current directory, None where there is none or no git."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changes = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{commit}+changes" if changes.stdout.strip() else commit
+
+
+def write_bundle(model: nn.Module, card: ModelCard, path: Path) -> Path:
+    """Save the bundle at `path`, which must be new; return it.
+
+    Raises:
+        PublishError: If it cannot be written, or does not answer as the model does.
+    """
+    try:
+        save_bundle(model, card, path)
+    except (BundleError, OSError) as error:
+        raise PublishError(f"the bundle {path} cannot be written: {error}") from error
+    return path
+
+
+def publish(bundle: Path, card: ModelCard, name: str, config: PublishConfig) -> Published:
+    """Register the bundle of the active MLflow run as a version, load it back, and move the alias if it is better.
+
+    Args:
+        bundle: The bundle's directory; it stays, whatever happens here.
+        card: Its card, with the score and the fingerprint of the validation images.
+        name: The registered model; made if it is missing.
+        config: Which alias, and whether it moves whatever the score.
+
+    Raises:
+        PublishError: If MLflow refuses, or the registered version does not load and answer as the bundle does; the
+            alias is then where it was.
+    """
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    from serve.package import log_bundle
+
+    score, fingerprint = card.metrics[SCORE], card.data_fingerprint or ""
+    client = mlflow.MlflowClient()
+    try:
+        model_uri = log_bundle(bundle)
+        tags = {SCORE: repr(score), FINGERPRINT: fingerprint}
+        with contextlib.redirect_stderr(io.StringIO()):  # MLflow prints there what `Published` says
+            made = mlflow.register_model(model_uri, name, tags=tags, await_registration_for=60)
+        load_test(f"models:/{name}/{made.version}", bundle)
+        champion = find_version(client, name, config.alias)
+        moves, reason = beats(score, fingerprint, champion, forced=config.force)
+        if moves:
+            client.set_registered_model_alias(name, config.alias, str(made.version))
+    except (MlflowException, OSError) as error:
+        raise PublishError(
+            f"{name}: the registry refused ({' '.join(str(error).split())[:300]}); the bundle is kept in {bundle}"
+        ) from error
+    held = None if champion is None else champion.version
+    return Published(name, str(made.version), config.alias, str(made.version) if moves else held, reason)
+
+
+@dataclass(frozen=True)
+class Champion:
+    """What the alias names now: a version, its score (None if it has none) and the images it was scored on."""
+
+    version: str
+    score: float | None
+    fingerprint: str | None
+
+
+def find_version(client: "MlflowClient", name: str, alias: str) -> Champion | None:
+    """Return what the alias names, or None."""
+    found = client.get_registered_model(name).aliases.get(alias)
+    if found is None:
+        return None
+    tags = client.get_model_version(name, str(found)).tags
+    try:
+        score = float(tags[SCORE])
+    except (KeyError, ValueError):
+        score = None
+    return Champion(str(found), score, tags.get(FINGERPRINT))
+
+
+def beats(score: float, fingerprint: str, champion: Champion | None, *, forced: bool) -> tuple[bool, str]:
+    """Decide whether a version takes the alias, and say why in a few words."""
+    if champion is None:
+        return True, "the first version"
+    if forced:
+        return True, "--publish.force"
+    if champion.score is None or champion.fingerprint != fingerprint:
+        return False, f"version {champion.version} was scored on other images; --publish.force moves it"
+    if score > champion.score:
+        return True, f"{score:.4f} beats {champion.score:.4f}"
+    return False, f"{score:.4f} does not beat {champion.score:.4f}"
+
+
+def load_test(model_uri: str, bundle: Path) -> None:
+    """Download a registered version and hold its answer to the golden example against that of the local bundle.
+
+    Raises:
+        PublishError: If it does not load or does not answer the same.
+    """
+    from mlflow.artifacts import download_artifacts
+
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(download_artifacts(artifact_uri=f"{model_uri}/artifacts", dst_path=folder))
+        cards = list(root.glob("*/card.json"))
+        if len(cards) != 1:
+            raise PublishError(f"{model_uri}: holds {len(cards)} bundles, wanted one; the alias was not moved")
+        try:
+            model, _ = load_bundle(cards[0].parent)
+            check_golden(model, bundle)
+        except BundleError as error:
+            raise PublishError(f"{model_uri}: failed its load-test, the alias was not moved: {error}") from error

@@ -1,0 +1,82 @@
+"""What a training tells the person who started it, in a few lines, before and after."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from train.publish import Published
+from train.ranks import RankInfo
+from train.run import Run
+
+
+def describe_world(ranks: Sequence[RankInfo]) -> str:
+    """Say how many ranks there are, what joins them, and where each one is."""
+    where = ", ".join(f"rank {info.rank} on {info.device}" for info in ranks)
+    hosts = sorted({info.hostname for info in ranks})
+    machines = f" on {len(hosts)} machines" if len(hosts) > 1 else ""
+    return f"{len(ranks)} rank{'s' * (len(ranks) > 1)}{machines}, backend {ranks[0].backend}: {where}"
+
+
+def describe_plan(run: Run) -> str:
+    """Say what is about to be trained on what."""
+    config, data = run.config, run.data
+    loop, schedule = config.loop, config.schedule
+    batch = loop.batch_size_per_rank * loop.accumulation_steps * run.accelerator.num_processes
+    return "\n".join(
+        (
+            f"model     {config.model.backbone}, attention {config.model.attention}, "
+            f"init {config.model.init or 'kept'}, "
+            f"{sum(parameter.numel() for parameter in run.bare.parameters()):,} parameters",
+            f"data      {config.data.root}: {len(data.train):,} training and {len(data.val):,} validation images, "
+            f"{len(data.class_names)} classes, input {'x'.join(map(str, data.preprocessing.size))}",
+            f"schedule  {schedule.epochs} epochs of {run.steps_per_epoch} steps, global batch {batch}, "
+            f"peak lr {config.optimizer.lr:g}, precision {loop.mixed_precision}",
+        )
+    )
+
+
+def describe_result(run: Run, metrics: dict[str, float], seconds: float) -> str:
+    """Say what came out."""
+    images = len(run.data.val)
+    return (
+        f"result    top-1 {metrics['val/top1']:.2%} on {images} validation images "
+        f"({round(metrics['val/top1'] * images)} right), loss {metrics['val/loss']:.3f}, trained in {seconds:.0f} s"
+    )
+
+
+def describe_next(run: Run, published: Published, example: Path | None) -> str:
+    """Give the two commands that come next: look at it, serve it; and how to ask it."""
+    python = find_python()
+    image = example or "IMAGE.jpg"
+    kind = "png" if str(image).endswith(".png") else "jpeg"
+    return "\n".join(
+        (
+            f"look at it  {python} -m mlflow ui --backend-store-uri {run.config.tracking.uri}",
+            f"serve it    {python} -m serve models:/{published.name}@{published.alias}",
+            f"  then ask  curl -H 'Content-Type: image/{kind}' --data-binary @{image} localhost:8000/invocations",
+        )
+    )
+
+
+def find_python() -> str:
+    """Return this interpreter as one would type it here: relative where it lies below the current directory."""
+    here, path = Path.cwd(), Path(sys.executable)
+    return str(path.relative_to(here)) if path.is_relative_to(here) else "python"
+
+
+def write_examples(run: Run, folder: Path) -> Path | None:
+    """Write one validation image of each class, as it came, to FOLDER/CLASS.png; only for images that lie in no file.
+
+    Returns:
+        The file to show, of the fourth class where there is one; None where the images lie in files of their own.
+    """
+    images = run.data.val.images
+    first = {label: index for index, label in reversed(list(enumerate(images.labels)))}
+    shown = first[min(3, max(first))]
+    content = images.contents[shown]
+    if isinstance(content, Path):
+        return content
+    folder.mkdir(parents=True, exist_ok=True)
+    for label, index in first.items():
+        (folder / f"{run.data.class_names[label]}.png").write_bytes(images.read(index))
+    return folder / f"{run.data.class_names[images.labels[shown]]}.png"

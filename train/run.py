@@ -1,0 +1,95 @@
+"""The state of one training: what the steps read and advance."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from train.config import TrainConfig
+from train.data import Data
+from train.loaders import Batch, Batches, TrainBatches
+from train.tracking import Tracker
+
+
+@dataclass
+class Run:
+    """A training under way. `step` counts the optimizer steps done; the rest stays as it was built.
+
+    Attributes:
+        config: What the user asked for, resolved.
+        accelerator: The world, the device and the precision.
+        tracker: The MLflow run.
+        data: Images, classes and fingerprints.
+        model: What the steps call: wrapped by DDP, autocast and torch.compile as asked.
+        bare: The module inside; it shares all parameters with `model`.
+        forward: `bare`'s own forward, before Accelerate put autocast around it: evaluation is in full precision.
+        optimizer: Its optimizer, as prepared.
+        train_loader: This rank's share of each epoch, in batches.
+        val_loader: This rank's share of the validation images.
+        folder: Where this run writes: OUTPUT_DIR/NAME/RUN_ID.
+        steps_per_epoch: Optimizer steps of one epoch.
+    """
+
+    config: TrainConfig
+    accelerator: Accelerator
+    tracker: Tracker
+    data: Data
+    model: nn.Module
+    bare: nn.Module
+    forward: Callable[[Tensor], Tensor]
+    optimizer: Optimizer
+    train_loader: TrainBatches
+    val_loader: Batches
+    folder: Path
+    steps_per_epoch: int
+    step: int = 0
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.steps_per_epoch * self.config.schedule.epochs
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps over which the learning rate rises."""
+        return round(self.steps_per_epoch * self.config.schedule.warmup_epochs)
+
+    @property
+    def epoch_ended(self) -> int | None:
+        """Epochs done, if the last step ended one."""
+        epoch, rest = divmod(self.step, self.steps_per_epoch)
+        return None if rest else epoch
+
+    @property
+    def last_epoch(self) -> bool:
+        """Whether all steps are done."""
+        return self.step == self.total_steps
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where this run's checkpoints are."""
+        return self.folder / "checkpoints"
+
+    def batches(self) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each step to come, from `step` to the last; a resumed run starts mid-epoch."""
+        accumulation = self.config.loop.accumulation_steps
+        while self.step < self.total_steps:
+            epoch, done = divmod(self.step, self.steps_per_epoch)
+            self.train_loader.set_position(epoch, done * accumulation)
+            stream = iter(self.train_loader)
+            for _ in range(done, self.steps_per_epoch):
+                yield [next(stream) for _ in range(accumulation)]
+
+    def to_device(self, images: Tensor) -> Tensor:
+        """Move images (B, 3, height, width) to this rank's device, in channels-last order if asked."""
+        layout = torch.channels_last if self.config.loop.channels_last else torch.contiguous_format
+        return images.to(self.accelerator.device, non_blocking=True, memory_format=layout)
+
+    def last_checkpoint(self) -> str:
+        """Say where the last good checkpoint is, for an error's line."""
+        found = sorted(self.checkpoints.glob("step-*"))
+        return f"the last good checkpoint is {found[-1]}" if found else "before the first checkpoint"

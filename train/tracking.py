@@ -1,0 +1,261 @@
+"""The MLflow run: one for a training, written by the main process; on every other rank a Tracker does nothing."""
+
+import json
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, JsonValue
+
+from train.config import TrackingConfig
+from train.errors import TrackingError
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+logger = logging.getLogger(__name__)
+
+_PARAM_LIMIT, _TAG_LIMIT, _BATCH = 6000, 5000, 100
+_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+}
+"""Set unless the user has: a minute's outage is waited for and not four, and MLflow speaks only of trouble."""
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived; like KeyboardInterrupt it is no Exception."""
+
+
+class Tracker:
+    """One MLflow run.
+
+    Args:
+        config: Where it is kept.
+        main: Whether this is the main process; if not, nothing is written and MLflow is not even imported.
+    """
+
+    def __init__(self, config: TrackingConfig, *, main: bool = True) -> None:
+        self._config, self._main = config, main
+        self._client: MlflowClient | None = None
+        self._logged: dict[str, int] = {}
+        self._pending: list[tuple[dict[str, float], int]] = []
+        self.run_id = ""
+
+    def check(self) -> None:
+        """Make sure, on the main process, that the store answers and the experiment can be used; create nothing.
+
+        Raises:
+            TrackingError: If the store cannot be reached or used.
+        """
+        if not self._main:
+            return
+        _check_store(self._config.uri)
+        for variable, value in _ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
+        with _quiet_import():
+            import mlflow
+        mlflow.set_tracking_uri(self._config.uri)
+        self._client = mlflow.MlflowClient()
+        if not _is_new(self._config.uri):
+            self._find_experiment()
+
+    def start(self, config: BaseModel, *, run_id: str | None, tags: Mapping[str, str]) -> None:
+        """Start the run, or go on with `run_id`; log the resolved config. Call `check` before.
+
+        Raises:
+            TrackingError: If the store cannot be used, or has no such run.
+        """
+        if self._client is None:
+            return
+        import mlflow
+
+        with self._explained(f"run {run_id} cannot go on" if run_id else "no run can be started"):
+            experiment_id = self._find_experiment() or self._client.create_experiment(self._config.experiment)
+            run = mlflow.start_run(run_id=run_id, experiment_id=experiment_id, log_system_metrics=False)
+            self.run_id = run.info.run_id
+            resolved = config.model_dump(mode="json")
+            if run_id is None:
+                for chunk in _chunks({key: _param(value) for key, value in flatten(resolved).items()}):
+                    mlflow.log_params(chunk)
+                mlflow.log_dict(resolved, "config.json")
+            else:
+                self._logged = {key: self._last_step(key) for key in run.data.metrics}
+        self.set_tags(tags)
+
+    def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Log metrics of a step; a step that an earlier process of the same run has logged is not logged twice.
+
+        A store that is out of reach costs a warning, not the training: metrics wait and go out with the next ones.
+        """
+        if self._client is None:
+            return
+        fresh = {key: value for key, value in metrics.items() if step > self._logged.get(key, -1)}
+        if fresh:
+            self._pending.append((fresh, step))
+        self._flush(patient=True)
+
+    def log_artifacts(self, folder: Path, name: str) -> None:
+        """Copy a directory's files into the run, below `name`."""
+        if self._client is not None:
+            with self._explained(f"{folder} cannot be copied to it"):
+                self._client.log_artifacts(self.run_id, str(folder), name)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        if self._client is not None:
+            with self._explained("tags cannot be set"):
+                for key, value in tags.items():
+                    self._client.set_tag(self.run_id, key, value[:_TAG_LIMIT])
+
+    def find_tag(self, run_id: str, key: str) -> str | None:
+        """Return a tag of any run; None if it is not set, or on another rank than the main."""
+        if self._client is None:
+            return None
+        with self._explained(f"run {run_id} cannot be read"):
+            value = self._client.get_run(run_id).data.tags.get(key)
+        return None if value is None else str(value)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """End the run as the block ends: FINISHED; FAILED with the reason as the tag `failure`; KILLED by a signal."""
+        try:
+            yield
+        except BaseException as error:
+            killed = isinstance(error, (KeyboardInterrupt, Stopped))
+            reason = f"{type(error).__name__}: {error}"
+            try:
+                self._end("KILLED" if killed else "FAILED", failure=reason)
+            except Exception as second:  # the first error is the one to tell
+                logger.warning("the MLflow run %s could not be marked as failed: %s", self.run_id, second)
+            raise
+        self._end("FINISHED")
+
+    def _end(self, status: str, failure: str | None = None) -> None:
+        if self._client is None:
+            return
+        import mlflow
+
+        if failure is not None:
+            self.set_tags({"failure": failure})
+        self._flush(patient=failure is not None)
+        with self._explained("the run cannot be ended"):
+            mlflow.end_run(status)
+
+    def _flush(self, *, patient: bool) -> None:
+        """Send the metrics that wait; if `patient`, those that cannot be sent go on waiting."""
+        import mlflow
+        from mlflow.exceptions import MlflowException
+
+        try:
+            while self._pending:
+                metrics, step = self._pending[0]
+                mlflow.log_metrics(metrics, step=step, run_id=self.run_id)
+                del self._pending[0]
+        except (MlflowException, OSError) as error:
+            if not patient:
+                raise TrackingError(f"{len(self._pending)} metrics could not be logged: {error}") from error
+            logger.warning("%d metrics wait for the tracking store: %s", len(self._pending), _one_line(error))
+
+    def _find_experiment(self) -> str | None:
+        """Return the experiment's id, None if it is to be made."""
+        assert self._client is not None
+        with self._explained("cannot be used"):
+            experiment = self._client.get_experiment_by_name(self._config.experiment)
+        if experiment is None:
+            return None
+        if experiment.lifecycle_stage != "active":
+            raise TrackingError(
+                f"tracking.experiment {self._config.experiment!r} is deleted: restore it, or choose another"
+            )
+        return str(experiment.experiment_id)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turn the store's errors into one line that names the store."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except (MlflowException, OSError) as error:
+            raise TrackingError(f"tracking.uri {_bare(self._config.uri)}: {what}: {_one_line(error)}") from error
+
+    def _last_step(self, key: str) -> int:
+        assert self._client is not None
+        return max(metric.step for metric in self._client.get_metric_history(self.run_id, key))
+
+
+def flatten(mapping: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
+    """Return nested mappings as one, keys joined by dots; an empty mapping stays as a value."""
+    flat: dict[str, JsonValue] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _param(value: JsonValue) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _PARAM_LIMIT else f"{text[: _PARAM_LIMIT - 20]}... (config.json)"
+
+
+def _chunks(params: dict[str, str]) -> Iterator[dict[str, str]]:
+    items = list(params.items())
+    for start in range(0, len(items), _BATCH):
+        yield dict(items[start : start + _BATCH])
+
+
+def _bare(uri: str) -> str:
+    """Return a URI without the user and password it may hold."""
+    return uri.replace(f"{urlsplit(uri).netloc.rpartition('@')[0]}@", "") if "@" in urlsplit(uri).netloc else uri
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    """Return the file of an SQLite store: sqlite:///relative or sqlite:////absolute."""
+    parts = urlsplit(uri)
+    return Path(parts.path[1:]) if parts.scheme.startswith("sqlite") and len(parts.path) > 1 else None
+
+
+def _is_new(uri: str) -> bool:
+    """Say whether the store is a file that MLflow will make when it is first used."""
+    file = _sqlite_file(uri)
+    return file is not None and not file.exists()
+
+
+def _check_store(uri: str) -> None:
+    """Knock at an HTTP server's port for five seconds, where MLflow would retry for minutes; see a file's folder."""
+    parts = urlsplit(uri)
+    file = _sqlite_file(uri)
+    if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+        raise TrackingError(f"tracking.uri {uri}: {file.parent} is no folder that can be written to")
+    if parts.scheme not in ("http", "https"):
+        return
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), timeout=5).close()
+    except (OSError, ValueError) as error:
+        raise TrackingError(
+            f"tracking.uri {_bare(uri)}: cannot be reached ({error}); is the server running?"
+        ) from error
+
+
+@contextmanager
+def _quiet_import() -> Iterator[None]:
+    """Import MLflow without its own complaints of its own code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
