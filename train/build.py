@@ -12,6 +12,7 @@ import zoo
 from train.config import LoopConfig, TrainConfig
 from train.data import build_data, read_split
 from train.errors import ConfigError
+from train.load import check_names
 from train.loaders import build_train_loader, build_val_loader
 from train.optim import build_optimizer
 from train.ranks import together
@@ -39,6 +40,7 @@ def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -
     """Build everything but the wrap; the same on every rank, and every rank raises what any raises."""
     place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
     with together(accelerator, "building the run"):
+        check_names(config.model)
         split = read_split(config.data)
         model = build_model(config, len(split.class_names))
         own = find_preprocessing(config.model.backbone, **config.model.timm_kwargs)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection
 
-import torch
 from timm.optim import param_groups_weight_decay
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -28,7 +27,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
-        fused=torch.cuda.is_available(),
+        fused=True,  # on CPUs too: a third of the time of the loop over tensors
     )
 
 
