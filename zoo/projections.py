@@ -191,6 +191,14 @@ class ParameterProjection(Projection):
         """Return `to_q`, `to_q_bias` and the like."""
         return STORED_NAMES[part] if kind == "weight" else f"{STORED_NAMES[part]}_bias"
 
+    @property
+    def weight(self) -> Tensor:
+        """All parts as nn.Linear would hold them, (out, in): a view of a single part, a concatenation of several."""
+        raws = [getattr(self, STORED_NAMES[part]) for part in self.parts]
+        # joined as they are stored: a copy that transposes costs up to a quarter of a product of few tokens
+        joined: Tensor = raws[0] if len(raws) == 1 else torch.cat(raws, dim=1)
+        return joined.t()
+
     def part_weights(self) -> dict[str, Tensor]:
         """Return the transposed view of each matrix, (out, in)."""
         return {part: getattr(self, STORED_NAMES[part]).t() for part in self.parts}
