@@ -46,8 +46,8 @@ def train_step(run: Run, batches: Sequence[Batch]) -> StepResult:
             logits = run.model(run.to_device(images))
             targets = targets.to(run.accelerator.device, non_blocking=True)
             loss = F.cross_entropy(logits.float(), targets, label_smoothing=settings.label_smoothing)
-            run.accelerator.backward(loss)
             losses.append(loss.detach())
+            run.accelerator.backward(_poisoned(loss))
     mean = torch.stack(losses).mean()
     norm = run.accelerator.clip_grad_norm_(run.model.parameters(), settings.clip_grad_norm or float("inf"))
     assert isinstance(norm, Tensor)
@@ -64,6 +64,14 @@ def train_step(run: Run, batches: Sequence[Batch]) -> StepResult:
     run.step += 1
     images_seen = sum(len(targets) for _, targets in batches) * run.accelerator.num_processes
     return StepResult(mean, lr, images_seen)
+
+
+def _poisoned(loss: Tensor) -> Tensor:
+    """Return the loss as it is, or NaN if it is not finite: through DDP's average, all ranks see it in the gradients.
+
+    An infinite loss alone may have finite ones: fp16's logit of -inf, to which softmax answers with a probability of 0.
+    """
+    return loss * (1 + 0 * loss.detach())
 
 
 def _check_finite(run: Run, loss: Tensor, norm: Tensor) -> None:
