@@ -6,7 +6,6 @@
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from zoo.card import ModelCard, read_card, write_card
 from zoo.create import create_model
+from zoo.durable import new_directory
 from zoo.errors import BundleError, ZooError
 from zoo.ties import find_ties, tie
 
@@ -49,20 +49,12 @@ def save_bundle(model: nn.Module, card: ModelCard, path: Path) -> None:
     """
     if path.exists():
         raise BundleError(f"{path}: exists already; bundles are never overwritten, remove it or choose another path")
-    aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside.mkdir()
-    try:
-        _write(model, card, aside)
-        check_golden(load_bundle(aside)[0], aside)
-        for file in (*aside.iterdir(), aside):
-            _flush(file)
-        aside.rename(path)  # fails if somebody else has made `path` meanwhile
-    except BundleError as error:
-        raise BundleError(str(error).replace(str(aside), str(path))) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    _flush(path.parent)
+    with new_directory(path) as aside:
+        try:
+            _write(model, card, aside)
+            check_golden(load_bundle(aside)[0], aside)
+        except BundleError as error:
+            raise BundleError(str(error).replace(str(aside), str(path))) from error
 
 
 def load_bundle(path: Path) -> tuple[nn.Module, ModelCard]:
@@ -230,10 +222,3 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
         for module, training in modes.items():
             module.training = training
 
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
