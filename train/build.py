@@ -10,7 +10,7 @@ from torch import nn
 
 import zoo
 from train.config import LoopConfig, TrainConfig
-from train.data import build_data, read_split
+from train.data import Data, build_data, read_split
 from train.errors import ConfigError
 from train.load import check_names
 from train.loaders import build_train_loader, build_val_loader
@@ -18,7 +18,8 @@ from train.optim import build_optimizer
 from train.ranks import together
 from train.run import Run
 from train.tracking import Tracker
-from zoo.create import find_preprocessing
+from zoo.card import ModelCard
+from zoo.create import find_architecture, find_preprocessing
 
 
 def build_accelerator(config: LoopConfig) -> Accelerator:
@@ -45,6 +46,7 @@ def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -
         model = build_model(config, len(split.class_names))
         own = find_preprocessing(config.model.backbone, **config.model.timm_kwargs)
         data = build_data(config.data, config.augment, own, config.seed, split=split)
+        card = build_card(config, data)
         workers = config.data.num_workers
         loader = build_train_loader(data, config.loop, num_workers=workers, **place)
         return Run(
@@ -52,6 +54,7 @@ def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -
             accelerator=accelerator,
             tracker=tracker,
             data=data,
+            card=card,
             model=model,
             bare=model,
             forward=model.forward,
@@ -61,6 +64,18 @@ def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -
             folder=Path(),
             steps_per_epoch=len(loader) // config.loop.accumulation_steps,
         )
+
+
+def build_card(config: TrainConfig, data: Data) -> ModelCard:
+    """Say what the trained model will be, before it is: what no bundle could hold stops the run here."""
+    backbone, args = find_architecture(config.model.backbone)
+    return ModelCard(
+        backbone=backbone,
+        timm_kwargs={**args, **config.model.timm_kwargs},
+        attention=config.model.attention,
+        class_names=data.class_names,
+        preprocessing=data.preprocessing,
+    )
 
 
 def build_model(config: TrainConfig, num_classes: int) -> nn.Module:

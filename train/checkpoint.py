@@ -99,7 +99,7 @@ def read_state(path: Path) -> CheckpointState:
     except OSError as error:
         raise CheckpointError(f"{path}: no whole checkpoint, {STATE} cannot be read ({error.strerror})") from error
     except ValidationError as error:
-        raise CheckpointError(f"{path / STATE}: not a checkpoint's state: {error.errors()[0]['msg']}") from error
+        raise CheckpointError(f"{path / STATE}: not a checkpoint's state: {_first_of(error)}") from error
     for name in (MODEL, OPTIMIZER, RNG):
         if name not in state.files or not (path / name).is_file():
             raise CheckpointError(f"{path / name}: missing")
@@ -130,9 +130,16 @@ def load_weights(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def load_rng(path: Path, rank: int) -> dict[str, Tensor]:
-    """Return this rank's random states by kind, uint8."""
+    """Return this rank's random states by kind, uint8.
+
+    Raises:
+        CheckpointError: If this rank wrote none.
+    """
     prefix = f"{rank}."
-    return {key.removeprefix(prefix): t for key, t in load_file(path / RNG).items() if key.startswith(prefix)}
+    found = {key.removeprefix(prefix): t for key, t in load_file(path / RNG).items() if key.startswith(prefix)}
+    if not found:
+        raise CheckpointError(f"{path / RNG}: holds no random state of rank {rank}")
+    return found
 
 
 def find_newest(folder: Path) -> Path | None:
@@ -146,6 +153,17 @@ def find_newest(folder: Path) -> Path | None:
         else:
             return path
     return None
+
+
+def clear_damaged(path: Path) -> None:
+    """Remove what stands at `path`, with a warning, if it is no whole checkpoint: its step can be saved again."""
+    if not path.exists():
+        return
+    try:
+        read_state(path)
+    except CheckpointError as error:
+        logger.warning("replacing a checkpoint that is not whole: %s", error)
+        shutil.rmtree(path)
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -218,6 +236,14 @@ def record_file(path: Path) -> FileRecord:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return FileRecord(bytes=path.stat().st_size, xxh3_128=digest.hexdigest())
+
+
+def _first_of(error: ValidationError) -> str:
+    """Phrase what is wrong with a state: another format first, which explains the rest."""
+    found = error.errors(include_url=False)
+    first = next((one for one in found if one["loc"] == ("format_version",)), found[0])
+    where, got = ".".join(map(str, first["loc"])), "" if first["type"] == "missing" else f", got {first['input']!r:.80}"
+    return f"{where}: {first['msg']}{got}" if where else first["msg"]
 
 
 def _few(names: tuple[str, ...]) -> str:

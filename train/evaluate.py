@@ -1,11 +1,13 @@
 """Score a model on the validation images: each counted once, whatever the number of ranks."""
 
+import math
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from train.errors import NonFiniteLoss
 from train.run import Run
 
 
@@ -17,6 +19,9 @@ def evaluate(run: Run) -> dict[str, float]:
 
     Returns:
         `val/loss` (mean cross-entropy, without smoothing), `val/top1` and `val/top5` in 0-1, the same on every rank.
+
+    Raises:
+        NonFiniteLoss: On every rank, if the loss is NaN or infinite: such a model's hits are no score.
     """
     share_running_statistics(run)
     run.bare.eval()
@@ -27,6 +32,8 @@ def evaluate(run: Run) -> dict[str, float]:
     run.bare.train()
     total = cast(Tensor, run.accelerator.reduce(sums.to(run.accelerator.device), reduction="sum")).tolist()
     assert total[3] == len(run.data.val), f"scored {total[3]:.0f} of {len(run.data.val)} validation images"
+    if not math.isfinite(total[0]):
+        raise NonFiniteLoss(f"step {run.step}: val/loss is {total[0]}; {run.last_checkpoint()}")
     return {"val/loss": total[0] / total[3], "val/top1": total[1] / total[3], "val/top5": total[2] / total[3]}
 
 

@@ -22,7 +22,6 @@ from train.replicas import ReplicaReport, check_replicas
 from train.resume import find_resume, restore, restore_random
 from train.run import Run
 from train.tracking import Tracker
-from zoo.card import ModelCard
 
 logger = logging.getLogger(__name__)
 
@@ -113,16 +112,12 @@ def finish(run: Run, metrics: dict[str, float]) -> None:
     """On the main process: keep the last checkpoint in MLflow, write the bundle, register it, say what comes next."""
     config = run.config
     model = run.accelerator.unwrap_model(run.model, keep_fp32_wrapper=False, keep_torch_compile=False)
-    card = ModelCard(
-        backbone=config.model.backbone,
-        timm_kwargs=dict(config.model.timm_kwargs),
-        attention=config.model.attention,
-        class_names=run.data.class_names,
-        preprocessing=run.data.preprocessing,
-        lineage=find_lineage(run.tracker.run_id),
-        metrics=metrics,
-        data_fingerprint=run.data.val_fingerprint,
-    )
+    results = {
+        "lineage": find_lineage(run.tracker.run_id),
+        "metrics": metrics,
+        "data_fingerprint": run.data.val_fingerprint,
+    }
+    card = run.card.model_copy(update=results)
     bundle = run.folder / "bundle"
     if bundle.exists():  # left by an earlier end of this very run that did not get to publish it
         shutil.rmtree(bundle)

@@ -43,7 +43,9 @@ def save_checkpoint(run: Run) -> None:
     path = run.checkpoints / f"step-{run.step:08d}"
     gathered = gather_json({kind: state.tolist() for kind, state in checkpoint.rng_states().items()}, accelerator)
     with together(accelerator, "saving a checkpoint"):
-        if accelerator.is_main_process and not path.exists():  # a resumed run is at a step that it has saved
+        if accelerator.is_main_process:
+            checkpoint.clear_damaged(path)
+        if accelerator.is_main_process and not path.exists():  # a resumed run may be at a step that it has saved
             rng = {
                 f"{rank}.{kind}": torch.tensor(state, dtype=torch.uint8)
                 for rank, kinds in enumerate(cast(list[dict[str, list[int]]], gathered))

@@ -13,6 +13,7 @@ from train.config import TrainConfig
 from train.data import Data
 from train.loaders import Batch, Batches, TrainBatches
 from train.tracking import Tracker
+from zoo.card import ModelCard
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Run:
         accelerator: The world, the device and the precision.
         tracker: The MLflow run.
         data: Images, classes and fingerprints.
+        card: What the model is, to go into its bundle.
         model: What the steps call: wrapped by DDP, autocast and torch.compile as asked.
         bare: The module inside; it shares all parameters with `model`.
         forward: `bare`'s own forward, before Accelerate put autocast around it: evaluation is in full precision.
@@ -38,6 +40,7 @@ class Run:
     accelerator: Accelerator
     tracker: Tracker
     data: Data
+    card: ModelCard
     model: nn.Module
     bare: nn.Module
     forward: Callable[[Tensor], Tensor]

@@ -5,6 +5,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
 from torch import nn
 
 from zoo.card import Preprocessing
@@ -76,6 +77,23 @@ def _check_backbone(backbone: str) -> None:
                 raise BackboneError(f"{backbone}: no {name} in {folder}; pickled weights are not read")
     elif not backbone.startswith(_ELSEWHERE) and not timm.is_model(backbone):
         raise UnknownNameError("backbone", backbone, timm.list_models(), "timm.list_models() has all names")
+
+
+def find_architecture(backbone: str) -> tuple[str, dict[str, Any]]:
+    """Return the name in timm, and the arguments, of a backbone that may live outside of timm.
+
+    A bundle is built from these two and its own weights: it must not depend on a hub or on a folder that may move.
+
+    Args:
+        backbone: As for `create_model`; "hf-hub:" reads the configuration over the network.
+    """
+    if backbone.startswith("local-dir:"):
+        _, name, args = load_model_config_from_path(backbone.removeprefix("local-dir:"))
+    elif backbone.startswith("hf-hub:"):
+        _, name, args = load_model_config_from_hf(backbone.removeprefix("hf-hub:"))
+    else:
+        return backbone, {}
+    return str(name), dict(args or {})
 
 
 def find_preprocessing(backbone: str, **timm_kwargs: Any) -> Preprocessing:

@@ -20,7 +20,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from mlflow import MlflowClient
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),  # of MLflow's own queries
+]
 
 
 @pytest.fixture(scope="module")
