@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import timm
@@ -34,7 +35,7 @@ def test_cosine_starts_at_the_peak_and_ends_at_the_least_ratio():
 
 def test_rate_falls_at_every_step_after_the_warm_up():
     rates = [learning_rate(step, **SHAPE) for step in range(10, 101)]
-    assert all(later < earlier for earlier, later in zip(rates, rates[1:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(rates))
 
 
 @pytest.mark.parametrize(("warmup", "total"), [(0, 1), (0, 5), (5, 5), (1, 1)])
