@@ -116,13 +116,14 @@ def test_an_image_by_http_gets_its_class(main_job: Any, endpoint: str) -> None:
 
 def test_the_validation_set_by_http_scores_what_was_logged(run: Any, endpoint: str) -> None:
     split = read_split(DataConfig(root="builtin:digits"))
-    images = [base64.b64encode(split.val.read(index)).decode() for index in range(len(split.val))]
-    answer = httpx.post(
-        f"{endpoint}/invocations", json={"instances": [{"image": image} for image in images]}, timeout=60
-    )
-    labels = [prediction["label"] for prediction in answer.json()["predictions"]]
+    labels: list[str] = []
+    for start in range(0, len(split.val), 30):
+        some = range(start, min(start + 30, len(split.val)))
+        images = [{"image": base64.b64encode(split.val.read(index)).decode()} for index in some]
+        answer = httpx.post(f"{endpoint}/invocations", json={"instances": images}, timeout=60)
+        labels += [prediction["label"] for prediction in answer.json()["predictions"]]
     right = sum(label == split.class_names[wanted] for label, wanted in zip(labels, split.val.labels, strict=True))
-    assert right / len(images) == run.data.metrics["val/top1"]
+    assert right / len(split.val) == run.data.metrics["val/top1"]
 
 
 def test_mlflows_own_server_gives_the_same_numbers(main_job: Any, endpoint: str, serve: Any) -> None:
