@@ -3,24 +3,26 @@
 import json
 import logging
 import os
-import socket
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, JsonValue
 
 from train.config import TrackingConfig
 from train.errors import TrackingError
+from train.store import check_store, is_new, without_password
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 logger = logging.getLogger(__name__)
 
+_FAILURE = "failure"
 _PARAM_LIMIT, _TAG_LIMIT, _BATCH = 6000, 5000, 100
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
@@ -58,14 +60,14 @@ class Tracker:
         """
         if not self._main:
             return
-        _check_store(self._config.uri)
+        check_store(self._config.uri)
         for variable, value in _ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
         with _quiet_import():
             import mlflow
         mlflow.set_tracking_uri(self._config.uri)
-        self._client = mlflow.MlflowClient()
-        if not _is_new(self._config.uri):
+        if not is_new(self._config.uri):  # the client alone would make it
+            self._connect()
             self._find_experiment()
 
     def start(self, config: BaseModel, *, run_id: str | None, tags: Mapping[str, str]) -> None:
@@ -74,12 +76,13 @@ class Tracker:
         Raises:
             TrackingError: If the store cannot be used, or has no such run.
         """
-        if self._client is None:
+        if not self._main:
             return
         import mlflow
 
+        client = self._connect()
         with self._explained(f"run {run_id} cannot go on" if run_id else "no run can be started"):
-            experiment_id = self._find_experiment() or self._client.create_experiment(self._config.experiment)
+            experiment_id = self._find_experiment() or client.create_experiment(self._config.experiment)
             run = mlflow.start_run(run_id=run_id, experiment_id=experiment_id, log_system_metrics=False)
             self.run_id = run.info.run_id
             resolved = config.model_dump(mode="json")
@@ -89,6 +92,8 @@ class Tracker:
                 mlflow.log_dict(resolved, "config.json")
             else:
                 self._logged = {key: self._last_step(key) for key in run.data.metrics}
+                if _FAILURE in run.data.tags:
+                    client.delete_tag(run_id, _FAILURE)
         self.set_tags(tags)
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
@@ -133,7 +138,8 @@ class Tracker:
             killed = isinstance(error, (KeyboardInterrupt, Stopped))
             reason = f"{type(error).__name__}: {error}"
             try:
-                self._end("KILLED" if killed else "FAILED", failure=reason)
+                with _undisturbed():
+                    self._end("KILLED" if killed else "FAILED", failure=reason)
             except Exception as second:  # the first error is the one to tell
                 logger.warning("the MLflow run %s could not be marked as failed: %s", self.run_id, second)
             raise
@@ -145,7 +151,7 @@ class Tracker:
         import mlflow
 
         if failure is not None:
-            self.set_tags({"failure": failure})
+            self.set_tags({_FAILURE: failure})
         self._flush(patient=failure is not None)
         with self._explained("the run cannot be ended"):
             mlflow.end_run(status)
@@ -165,6 +171,15 @@ class Tracker:
                 raise TrackingError(f"{len(self._pending)} metrics could not be logged: {error}") from error
             logger.warning("%d metrics wait for the tracking store: %s", len(self._pending), _one_line(error))
 
+    def _connect(self) -> "MlflowClient":
+        """Return the client; the first call opens the store, and makes it where it is an SQLite file to be."""
+        import mlflow
+
+        if self._client is None:
+            with self._explained("cannot be used"):
+                self._client = mlflow.MlflowClient()
+        return self._client
+
     def _find_experiment(self) -> str | None:
         """Return the experiment's id, None if it is to be made."""
         assert self._client is not None
@@ -182,11 +197,14 @@ class Tracker:
     def _explained(self, what: str) -> Iterator[None]:
         """Turn the store's errors into one line that names the store."""
         from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield
-        except (MlflowException, OSError) as error:
-            raise TrackingError(f"tracking.uri {_bare(self._config.uri)}: {what}: {_one_line(error)}") from error
+        except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:  # ImportError: a database's driver
+            raise TrackingError(
+                f"tracking.uri {without_password(self._config.uri)}: {what}: {_one_line(error)}"
+            ) from error
 
     def _last_step(self, key: str) -> int:
         assert self._client is not None
@@ -215,42 +233,22 @@ def _chunks(params: dict[str, str]) -> Iterator[dict[str, str]]:
         yield dict(items[start : start + _BATCH])
 
 
-def _bare(uri: str) -> str:
-    """Return a URI without the user and password it may hold."""
-    return uri.replace(f"{urlsplit(uri).netloc.rpartition('@')[0]}@", "") if "@" in urlsplit(uri).netloc else uri
-
-
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    """Return what an error says, without the statement that SQLAlchemy adds."""
+    return " ".join(str(error).partition("\n[SQL:")[0].split())[:300]
 
 
-def _sqlite_file(uri: str) -> Path | None:
-    """Return the file of an SQLite store: sqlite:///relative or sqlite:////absolute."""
-    parts = urlsplit(uri)
-    return Path(parts.path[1:]) if parts.scheme.startswith("sqlite") and len(parts.path) > 1 else None
-
-
-def _is_new(uri: str) -> bool:
-    """Say whether the store is a file that MLflow will make when it is first used."""
-    file = _sqlite_file(uri)
-    return file is not None and not file.exists()
-
-
-def _check_store(uri: str) -> None:
-    """Knock at an HTTP server's port for five seconds, where MLflow would retry for minutes; see a file's folder."""
-    parts = urlsplit(uri)
-    file = _sqlite_file(uri)
-    if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
-        raise TrackingError(f"tracking.uri {uri}: {file.parent} is no folder that can be written to")
-    if parts.scheme not in ("http", "https"):
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore SIGTERM for a while: a launcher sends it to the ranks that are left, while they say why they failed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname or "", port), timeout=5).close()
-    except (OSError, ValueError) as error:
-        raise TrackingError(
-            f"tracking.uri {_bare(uri)}: cannot be reached ({error}); is the server running?"
-        ) from error
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -1,0 +1,51 @@
+"""Where MLflow keeps its runs, by URI: seen before MLflow is asked, which would wait for minutes or make the store."""
+
+import os
+import re
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from train.errors import TrackingError
+
+_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    """Return the file of an SQLite store: sqlite:///relative or sqlite:////absolute."""
+    parts = urlsplit(uri)
+    return Path(parts.path[1:]) if parts.scheme.startswith("sqlite") and len(parts.path) > 1 else None
+
+
+def is_new(uri: str) -> bool:
+    """Say whether the store is a file that MLflow will make when it is first used."""
+    file = _sqlite_file(uri)
+    return file is not None and not file.exists()
+
+
+def check_store(uri: str) -> None:
+    """Knock at a server's port for five seconds, where MLflow would retry for minutes; see a file's folder.
+
+    Raises:
+        TrackingError: If nobody answers there, or the file could not be made.
+    """
+    try:
+        parts = urlsplit(uri)
+        file, port = _sqlite_file(uri), parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+        if port is not None:
+            socket.create_connection((parts.hostname or "", port), timeout=5).close()
+    except (OSError, ValueError) as error:
+        raise TrackingError(
+            f"tracking.uri {without_password(uri)}: cannot be reached ({error}); is the server running?"
+        ) from error
+    if file is None:
+        return
+    if file.is_dir():
+        raise TrackingError(f"tracking.uri {uri}: {file} is a folder, wanted a file")
+    if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+        raise TrackingError(f"tracking.uri {uri}: {file.parent} is no folder that can be written to")
+
+
+def without_password(uri: str) -> str:
+    """Return a URI without the user and password it may hold."""
+    return re.sub(r"//[^/]*@", "//", uri)
