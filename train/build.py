@@ -20,13 +20,19 @@ from train.run import Run
 from train.tracking import Tracker
 from zoo.card import ModelCard
 from zoo.create import find_architecture, find_preprocessing
+from zoo.freezing import check_trainable
 
 
 def build_accelerator(config: LoopConfig) -> Accelerator:
     """Build the Accelerator: NCCL where there are GPUs, one gloo group of all ranks where there is none.
 
     Without `cpu=True` a launcher's ranks on a machine without a GPU would each believe that they are alone.
+
+    Raises:
+        ConfigError: If fp16 is asked for where there is no GPU: Accelerate would quietly train in full precision.
     """
+    if config.mixed_precision == "fp16" and not torch.cuda.is_available():
+        raise ConfigError("loop.mixed_precision fp16 needs a GPU; bf16 and no work without one")
     return Accelerator(
         cpu=not torch.cuda.is_available(),
         mixed_precision=config.mixed_precision,
@@ -43,7 +49,7 @@ def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -
     with together(accelerator, "building the run"):
         check_names(config.model)
         split = read_split(config.data)
-        model = build_model(config, len(split.class_names))
+        model = build_model(config, len(split.class_names)).to(accelerator.device)
         own = find_preprocessing(config.model.backbone, **config.model.timm_kwargs)
         data = build_data(config.data, config.augment, own, config.seed, split=split)
         card = build_card(config, data)
@@ -82,8 +88,8 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
     """Build the backbone with its attention and its frozen parameters, from `seed` alone.
 
     Raises:
-        ZooError: If a name is unknown, the backbone cannot be swapped, or a freeze pattern matches nothing.
-        ConfigError: If nothing is left to train.
+        ZooError: If a name is unknown, the backbone cannot be swapped, a freeze pattern matches nothing, or nothing is
+            left to train.
     """
     wanted = config.model
     model = zoo.create_model(
@@ -97,8 +103,7 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
     )
     if config.freeze:
         zoo.freeze(model, config.freeze)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"no trainable parameters: freeze {list(config.freeze)} leaves nothing to train")
+    check_trainable(model)
     return model
 
 
@@ -109,4 +114,4 @@ def wrap(run: Run) -> None:
     run.model, run.optimizer = cast(
         tuple[nn.Module, torch.optim.Optimizer], run.accelerator.prepare(run.bare, run.optimizer)
     )
-    set_seed(run.config.seed, device_specific=True)
+    set_seed((run.config.seed + run.accelerator.process_index) % 2**32)  # numpy takes no more

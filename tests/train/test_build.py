@@ -1,0 +1,94 @@
+import pytest
+import torch
+
+from tests.train.tiny import build_tiny, same, tiny_config, weights, write_images
+from train.build import build_accelerator, build_model, build_run
+from train.config import LoopConfig
+from train.errors import ConfigError, exit_status
+from train.step import train_step
+from train.tracking import Tracker
+from zoo.errors import ZooError
+
+
+def test_run_is_built_from_the_config_and_the_data(tiny):
+    run = build_tiny(tiny(loop__accumulation_steps=3))
+    assert run.data.class_names == run.card.class_names == ("ash", "elm", "oak")
+    assert run.bare.head.out_features == 3
+    assert run.card.timm_kwargs["depth"] == 1
+    assert (run.steps_per_epoch, run.total_steps, run.warmup_steps) == (2, 4, 2)
+    assert run.accelerator.gradient_accumulation_steps == 3
+
+
+def test_weights_are_of_the_seed_alone(tiny):
+    torch.manual_seed(1)
+    first = weights(build_tiny(tiny(seed=3)))
+    torch.manual_seed(2)
+    assert same(weights(build_tiny(tiny(seed=3))), first)
+    assert not same(weights(build_tiny(tiny(seed=4))), first)
+
+
+def test_everything_frozen_is_one_line_and_the_users_mistake(tiny):
+    with pytest.raises(ZooError, match=r"no trainable parameters: all .* are frozen") as caught:
+        build_model(tiny(freeze=["*"]), 3)
+    assert "\n" not in str(caught.value)
+    assert exit_status(caught.value) == 2
+
+
+def test_freeze_pattern_that_names_nothing_is_refused(tiny):
+    with pytest.raises(ZooError, match="unknown pattern 'patch_embd', did you mean 'patch_embed'"):
+        build_model(tiny(freeze=["patch_embd"]), 3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 works on a GPU")
+def test_fp16_without_a_gpu_is_the_users_mistake():
+    with pytest.raises(ConfigError, match=r"loop\.mixed_precision fp16 needs a GPU; bf16"):
+        build_accelerator(LoopConfig(mixed_precision="fp16"))
+
+
+@pytest.mark.parametrize("seed", [2**32 - 1, 2**40, 2**63 - 1])
+def test_any_seed_that_the_config_takes_can_be_trained_with(tiny, seed):
+    run = build_tiny(tiny(seed=seed))
+    train_step(run, next(run.batches()))
+    assert run.step == 1
+
+
+def two_ranks(accelerator, root: str) -> dict[str, object]:
+    """Look at what differs between the ranks and what does not."""
+    config = tiny_config(root, model__timm_kwargs={"drop_rate": 0.5}, loop__batch_size_per_rank=3)
+    run = build_tiny(config, wrapped=False)
+    start = [round(tensor.double().sum().item(), 9) for tensor in weights(run).values()]
+    run = build_tiny(config)
+    images, _ = next(run.batches())[0]
+    return {
+        "start": start,
+        "augmented": images.flatten(1).sum(1).tolist(),
+        "dropout": torch.nn.functional.dropout(torch.ones(64)).tolist(),
+        "ranks": accelerator.num_processes,
+    }
+
+
+@pytest.mark.slow
+def test_ranks_start_equal_and_draw_apart(run_ranks, tmp_path):
+    """All training images are one and the same, so that only the draws can make them differ."""
+    files = sorted(write_images(tmp_path / "images").glob("train/*/*.png"))
+    for file in files:
+        file.write_bytes(files[0].read_bytes())
+    first, second = run_ranks(two_ranks, root=str(tmp_path / "images"))
+    assert not first.error, first.traceback
+    assert first.value["start"] == second.value["start"]
+    assert len(set(first.value["augmented"])) > 1
+    assert not set(first.value["augmented"]) & set(second.value["augmented"])
+    assert first.value["dropout"] != second.value["dropout"]
+
+
+def fails_on_one(accelerator, root: str) -> None:
+    """Let rank 1 alone find no data."""
+    config = tiny_config(root if accelerator.process_index == 0 else f"{root}/none")
+    build_run(config, accelerator, Tracker(config.tracking, main=False))
+
+
+@pytest.mark.slow
+def test_data_that_one_rank_cannot_see_stops_both(run_ranks, tmp_path):
+    first, second = run_ranks(fails_on_one, root=str(write_images(tmp_path / "images")))
+    assert (first.error, first.message) == (second.error, second.message) == ("DataError", first.message)
+    assert first.message.startswith("building the run failed on 1 of 2 ranks\n  rank 1: ")
