@@ -43,7 +43,7 @@ def fit(run: Run) -> dict[str, float]:
         CheckFailed: On every rank, when a check finds a fault; the last checkpoint stays.
     """
     first, metrics, meter = run.step, dict[str, float](), Meter()
-    before = zoo.snapshot(run.bare, run.optimizer)
+    before: Snapshot | None = zoo.snapshot(run.bare, run.optimizer)
     started = time.perf_counter()
     with progress_bar(run) as bar:
         for batches in run.batches():
@@ -51,9 +51,10 @@ def fit(run: Run) -> dict[str, float]:
             result = train_step(run, batches)
             meter.add(result, time.perf_counter() - start)
             bar.update()
-            if run.step == first + 1:
+            if before is not None and before.steps:  # fp16's scaler may skip the first, and the second
                 check_first_step(run, before)
-            if run.config.log.due(run.step):
+                before = None
+            if run.config.log.due(run.step) or run.last_epoch:
                 record(run, meter, result, bar)
                 meter = Meter()
             if (epoch := run.epoch_ended) is None:
