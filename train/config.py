@@ -34,7 +34,7 @@ class ModelConfig(_Section):
     """The backbone and its attention."""
 
     backbone: Text
-    """timm's name of the backbone; `python -m zoo list` shows them."""
+    """timm's name of the backbone, as `timm.list_models()` gives it; or local-dir:FOLDER."""
     attention: Text = "linear"
     """Attention variant that replaces the backbone's own: linear, separate, parameter or one of your own."""
     init: Text | None = None

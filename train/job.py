@@ -61,7 +61,7 @@ def say(accelerator: Accelerator, text: str) -> None:
 def check_run(run: Run) -> ReplicaReport:
     """Audit the model and compare it over the ranks before the wrap, while DDP cannot have hidden anything."""
     size = run.data.preprocessing.size
-    images = torch.zeros(2, 3, *size)
+    images = torch.zeros(2, 3, *size, device=run.accelerator.device)
     with together(run.accelerator, "audit"):
         audit = zoo.audit(run.bare, run.optimizer, batch=images)
         audit.raise_for_findings()

@@ -124,7 +124,7 @@ def check_names(model: ModelConfig) -> None:
     if model.init is not None:
         check_scheme(model.init)
     if ":" not in model.backbone and not timm.is_model(model.backbone):
-        raise UnknownNameError("backbone", model.backbone, timm.list_models(), "python -m zoo list shows all")
+        raise UnknownNameError("backbone", model.backbone, timm.list_models(), "timm.list_models() names all")
 
 
 def _split(argv: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -85,7 +85,7 @@ def test_dry_run_resume_and_text_with_odd_characters(recipe):
         ("--data.mean [1,2,3,4]", "data.mean: got .* at most 3 items"),
         ("--data.root ''", "data.root: got ''"),
         ("--model.timm_kwargs 3", "model.timm_kwargs: got 3, wanted a mapping"),
-        ("--schedule.warmup_epochs 99", "schedule: warmup_epochs 99 is more than epochs 90"),
+        ("--schedule.warmup_epochs 99", "schedule: warmup_epochs 99 is more than epochs 60"),
         ("--publish.alias latest", "publish.alias: 'latest' is reserved by MLflow"),
     ],
 )
