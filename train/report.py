@@ -1,5 +1,6 @@
 """What a training tells the person who started it, in a few lines, before and after."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from train.publish import Published
 from train.ranks import RankInfo
 from train.run import Run
+from train.store import without_password
 
 
 def describe_world(ranks: Sequence[RankInfo]) -> str:
@@ -47,13 +49,17 @@ def describe_result(run: Run, metrics: dict[str, float], seconds: float) -> str:
 def describe_next(run: Run, published: Published, example: Path | None) -> str:
     """Give the two commands that come next: look at it, serve it; and how to ask it."""
     python = find_python()
-    image = example or "IMAGE.jpg"
-    kind = "png" if str(image).endswith(".png") else "jpeg"
+    image = str(example or "IMAGE.jpg")
+    kind = "png" if image.endswith(".png") else "jpeg"
+    uri = without_password(run.config.tracking.uri)
+    look = uri if uri.startswith("http") else f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    model = shlex.quote(f"models:/{published.name}@{published.alias}")
     return "\n".join(
         (
-            f"look at it  {python} -m mlflow ui --backend-store-uri {run.config.tracking.uri}",
-            f"serve it    {python} -m serve models:/{published.name}@{published.alias}",
-            f"  then ask  curl -H 'Content-Type: image/{kind}' --data-binary @{image} localhost:8000/invocations",
+            f"look at it  {look}",
+            f"serve it    {python} -m serve {model}",
+            f"  then ask  curl -H 'Content-Type: image/{kind}' --data-binary @{shlex.quote(image)} "
+            "localhost:8000/invocations",
         )
     )
 
@@ -64,15 +70,15 @@ def find_python() -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else "python"
 
 
-def write_examples(run: Run, folder: Path) -> Path | None:
+def write_examples(run: Run, folder: Path) -> Path:
     """Write one validation image of each class, as it came, to FOLDER/CLASS.png; only for images that lie in no file.
 
     Returns:
-        The file to show, of the fourth class where there is one; None where the images lie in files of their own.
+        The file to show, of the fourth class that has an image, or the last; where the images lie in files, its own.
     """
     images = run.data.val.images
     first = {label: index for index, label in reversed(list(enumerate(images.labels)))}
-    shown = first[min(3, max(first))]
+    shown = first[sorted(first)[:4][-1]]  # validation may lack a class
     content = images.contents[shown]
     if isinstance(content, Path):
         return content

@@ -1,0 +1,172 @@
+import subprocess
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+from mlflow.exceptions import MlflowException
+
+import zoo
+from train import publish as publish_module
+from train.config import PublishConfig
+from train.errors import PublishError
+from train.publish import Champion, Published, beats, find_git_commit, find_lineage, publish, write_bundle
+from zoo.card import ModelCard, Preprocessing
+
+# MLflow's own, not ours to mend
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+KWARGS = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+
+
+def card(score: float = 0.5, images: str = "aaaa") -> ModelCard:
+    return ModelCard(
+        backbone="vit_tiny_patch16_224",
+        timm_kwargs=dict(KWARGS),
+        attention="parameter",
+        class_names=("ash", "elm", "oak"),
+        preprocessing=Preprocessing(size=(8, 8), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+        metrics={"val/top1": score},
+        data_fingerprint=images,
+    )
+
+
+def model(seed: int = 0) -> torch.nn.Module:
+    return zoo.create_model("vit_tiny_patch16_224", "parameter", seed=seed, num_classes=3, **KWARGS)
+
+
+@pytest.fixture
+def registry(tracked) -> mlflow.MlflowClient:
+    """A store of its own, with a run under way."""
+    mlflow.set_tracking_uri(tracked().tracking.uri)
+    mlflow.set_experiment("zoo")
+    mlflow.start_run()
+    return mlflow.MlflowClient()
+
+
+def publish_one(here: Path, score: float, images: str = "aaaa", *, name: str = "", **config: object) -> Published:
+    path = write_bundle(model(), card(score, images), here / f"bundle{score}{images}{name}")
+    return publish(path, card(score, images), "tiny", PublishConfig(**config))
+
+
+@pytest.mark.parametrize(
+    ("score", "images", "champion", "forced", "moves", "reason"),
+    [
+        (0.1, "a", None, False, True, "the first version"),
+        (0.9, "a", Champion("3", 0.8, "a"), False, True, "0.9000 beats 0.8000"),
+        (0.8, "a", Champion("3", 0.8, "a"), False, False, "0.8000 does not beat 0.8000"),
+        (0.7, "a", Champion("3", 0.8, "a"), False, False, "0.7000 does not beat 0.8000"),
+        (0.9, "b", Champion("3", 0.8, "a"), False, False, "other images"),
+        (0.9, "a", Champion("3", None, None), False, False, "other images"),
+        (0.1, "b", Champion("3", 0.8, "a"), True, True, "--publish.force"),
+    ],
+)
+def test_alias_moves_to_a_better_score_on_the_same_images(score, images, champion, forced, moves, reason):
+    moved, said = beats(score, images, champion, forced=forced)
+    assert moved is moves
+    assert reason in said
+
+
+@pytest.mark.slow
+def test_versions_are_registered_and_the_alias_follows_the_best(registry, here):
+    first = publish_one(here, 0.5)
+    assert str(first) == "tiny version 1, @champion -> version 1 (the first version)"
+    assert registry.get_model_version("tiny", "1").tags == {"val/top1": "0.5", "val_fingerprint": "aaaa"}
+    assert str(publish_one(here, 0.4)) == (
+        "tiny version 2, @champion -> version 1 as before (0.4000 does not beat 0.5000)"
+    )
+    assert publish_one(here, 0.6).alias_version == "3"
+    other = publish_one(here, 0.9, "bbbb")
+    assert (other.version, other.alias_version) == ("4", "3")
+    assert publish_one(here, 0.9, "bbbb", name="forced", force=True).alias_version == "5"
+    registry.delete_model_version_tag("tiny", "5", "val/top1")
+    assert publish_one(here, 0.95, "bbbb").alias_version == "5"
+    assert publish_one(here, 0.1, name="other", alias="canary").alias_version == "7"
+    assert registry.get_model_version_by_alias("tiny", "champion").version in (5, "5")
+
+
+def break_a_bit(root: Path) -> None:
+    (file,) = root.rglob("model.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 0x40
+    file.write_bytes(content)
+
+
+def cut(root: Path) -> None:
+    (file,) = root.rglob("model.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def lose_the_card(root: Path) -> None:
+    (file,) = root.rglob("card.json")
+    file.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(break_a_bit, "failed its load-test"), (cut, "failed its load-test"), (lose_the_card, "holds 0 bundles")],
+)
+def test_version_that_fails_its_load_test_never_gets_the_alias(registry, here, monkeypatch, fault, said):
+    real = mlflow.artifacts.download_artifacts
+
+    def download_artifacts(*args, **kwargs):
+        folder = real(*args, **kwargs)
+        fault(Path(folder))
+        return folder
+
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", download_artifacts)
+    with pytest.raises(PublishError, match=rf"models:/tiny/1: {said}.*the alias was not moved"):
+        publish_one(here, 0.5)
+    assert registry.get_registered_model("tiny").aliases == {}
+
+
+@pytest.mark.slow
+def test_version_that_holds_another_model_never_gets_the_alias(registry, here, monkeypatch):
+    from serve import package
+
+    other = write_bundle(model(seed=1), card(), here / "other")
+    real = package.log_bundle
+    monkeypatch.setattr(package, "log_bundle", lambda _bundle: real(other))
+    with pytest.raises(PublishError, match="failed its load-test, the alias was not moved"):
+        publish_one(here, 0.5)
+    assert registry.get_registered_model("tiny").aliases == {}
+
+
+@pytest.mark.usefixtures("registry")
+def test_registry_that_refuses_is_one_line_and_the_bundle_is_kept(here, monkeypatch):
+    from serve import package
+
+    def refuse(*_args, **_kwargs):
+        raise MlflowException("no\nroom")
+
+    monkeypatch.setattr(package, "log_bundle", refuse)
+    with pytest.raises(PublishError, match=r"tiny: the registry refused \(no room\); the bundle is kept in"):
+        publish_one(here, 0.5)
+    assert (here / "bundle0.5aaaa" / "model.safetensors").is_file()
+
+
+def test_bundle_that_cannot_be_written_is_named(here):
+    (here / "file").write_text("")
+    with pytest.raises(PublishError, match=r"the bundle .*file/bundle cannot be written"):
+        write_bundle(model(), card(), here / "file" / "bundle")
+
+
+def test_lineage_names_run_commit_and_packages(here):
+    assert find_git_commit() is None
+    lineage = find_lineage("run1")
+    assert (lineage.run_id, lineage.git_commit) == ("run1", None)
+    assert lineage.packages["torch"] == torch.__version__.partition("+")[0]
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "file"], ["commit", "-qm", "one"]):
+        (here / "file").write_text("one")
+        subprocess.run([*git, *command], check=True)
+    commit = find_git_commit()
+    assert commit is not None
+    assert len(commit) == 40
+    (here / "file").write_text("two")
+    assert find_git_commit() == f"{commit}+changes"
+
+
+def test_machine_without_git_has_no_commit(here, monkeypatch):
+    monkeypatch.setenv("PATH", str(here))
+    assert publish_module.find_git_commit() is None

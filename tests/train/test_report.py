@@ -1,0 +1,76 @@
+import sys
+
+import pytest
+
+from tests.train.tiny import build_tiny, tiny_config, write_images
+from train import report
+from train.publish import Published
+from train.ranks import RankInfo
+
+PUBLISHED = Published("tiny", "2", "champion", "1", "0.4 does not beat 0.5")
+
+
+def rank(number: int, hostname: str = "a") -> RankInfo:
+    return RankInfo(number, number, f"cuda:{number}", "nccl", hostname, 1)
+
+
+def test_world_names_ranks_backend_and_devices():
+    assert report.describe_world([rank(0), rank(1)]) == "2 ranks, backend nccl: rank 0 on cuda:0, rank 1 on cuda:1"
+    assert report.describe_world([rank(0)]).startswith("1 rank, backend nccl")
+    assert report.describe_world([rank(0), rank(1, "b")]).startswith("2 ranks on 2 machines, ")
+
+
+def test_plan_and_result_say_what_is_trained_and_what_came_out(tiny):
+    run = build_tiny(tiny(loop__accumulation_steps=3, loop__batch_size_per_rank=2))
+    plan = report.describe_plan(run)
+    assert "vit_tiny_patch16_224, attention parameter, init kept, 4," in plan
+    assert "12 training and 9 validation images, 3 classes, input 8x8" in plan
+    assert "2 epochs of 2 steps, global batch 6, peak lr 0.01, precision no" in plan
+    result = report.describe_result(run, {"val/top1": 4 / 9, "val/loss": 1.0}, 3.2)
+    assert result == "result    top-1 44.44% on 9 validation images (4 right), loss 1.000, trained in 3 s"
+
+
+def test_next_commands_can_be_copied(tiny, here):
+    run = build_tiny(tiny())
+    said = report.describe_next(run, PUBLISHED, here / "my images" / "it's.jpg")
+    assert "-m serve models:/tiny@champion" in said
+    assert "Content-Type: image/jpeg" in said
+    assert f"""--data-binary @'{here}/my images/it'"'"'s.jpg'""" in said
+    assert "image/png" in report.describe_next(run, PUBLISHED, here / "3.png")
+    assert "@IMAGE.jpg" in report.describe_next(run, PUBLISHED, None)
+
+
+def test_next_commands_hold_no_password(tiny):
+    run = build_tiny(tiny(tracking__uri="https://ann:s3cret@host:5000"))
+    assert "look at it  https://host:5000\n" in report.describe_next(run, PUBLISHED, None)
+
+
+def test_python_is_named_as_one_would_type_it(here, monkeypatch):
+    assert report.find_python() == "python"
+    monkeypatch.setattr(sys, "executable", str(here / ".venv" / "bin" / "python"))
+    assert report.find_python() == ".venv/bin/python"
+
+
+def test_example_of_images_in_files_is_the_file_and_nothing_is_written(tiny, here):
+    run = build_tiny(tiny())
+    example = report.write_examples(run, here / "examples")
+    assert example.is_relative_to(here / "images" / "val" / "oak")
+    assert not (here / "examples").exists()
+
+
+def test_class_without_a_validation_image_is_left_out(here):
+    root = write_images(here / "more" / "images", val=1, classes=("ash", "elm", "fir", "oak", "yew"))
+    run = build_tiny(tiny_config(root))
+    images = run.data.val.images
+    assert report.write_examples(run, here / "examples").parent.name == "oak"
+    for kept, shown in (((0, 1, 2, 4), "yew"), ((1, 2), "fir"), ((1,), "elm")):
+        run.data.val.images = images.select([i for i, label in enumerate(images.labels) if label in kept])
+        assert report.write_examples(run, here / "examples").parent.name == shown
+
+
+@pytest.mark.slow
+def test_examples_of_digits_are_written_one_for_each_class(here):
+    run = build_tiny(tiny_config("builtin:digits", data__root="builtin:digits"))
+    example = report.write_examples(run, here / "examples")
+    assert example == here / "examples" / "3.png"
+    assert sorted(path.name for path in (here / "examples").iterdir()) == [f"{i}.png" for i in range(10)]
