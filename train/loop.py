@@ -20,6 +20,8 @@ from zoo.snapshots import Snapshot
 
 logger = logging.getLogger(__name__)
 
+_SILENCE_S = 15.0  # where no bar is shown, a line about training comes at most this often
+
 
 @dataclass
 class Meter:
@@ -84,8 +86,9 @@ def record(run: Run, meter: Meter, result: StepResult, bar: "tqdm[NoReturn]") ->
     metrics = {"train/loss": loss, "train/lr": result.lr, "perf/images_per_s": meter.images / meter.seconds}
     run.tracker.log_metrics(metrics, step=run.step)
     bar.set_postfix_str(f"loss {loss:.3f}, {metrics['perf/images_per_s']:.0f} images/s")
-    if bar.disable:
+    if bar.disable and time.perf_counter() - run.last_told > _SILENCE_S:
         logger.info("step=%d/%d %s", run.step, run.total_steps, format_metrics(metrics))
+        run.last_told = time.perf_counter()
 
 
 def progress_bar(run: Run) -> "tqdm[NoReturn]":

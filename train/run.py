@@ -34,6 +34,7 @@ class Run:
         val_loader: This rank's share of the validation images.
         folder: Where this run writes: OUTPUT_DIR/NAME/RUN_ID.
         steps_per_epoch: Optimizer steps of one epoch.
+        last_told: When training was last told of in a line, on the clock of `time.perf_counter`.
     """
 
     config: TrainConfig
@@ -50,6 +51,7 @@ class Run:
     folder: Path
     steps_per_epoch: int
     step: int = 0
+    last_told: float = 0.0
 
     @property
     def total_steps(self) -> int:

@@ -4,8 +4,6 @@ All forms take turns in one run, so that a change of the machine's load meets th
 the ratios of neighbours, in CPU time. One thread, float32, batch 8.
 """
 
-# ruff: noqa: T201
-
 import argparse
 import statistics
 import time
