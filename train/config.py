@@ -217,7 +217,7 @@ class TrackingConfig(_Section):
     """Where MLflow keeps the run and the model."""
 
     uri: Text = "sqlite:///mlflow.db"
-    """MLflow's tracking and registry URI."""
+    """MLflow's tracking and registry URI; MLFLOW_TRACKING_URI changes the default."""
     experiment: Annotated[str, Field(min_length=1, max_length=500)] = "attention-zoo"
     """MLflow's experiment; made if it is missing."""
 

@@ -95,14 +95,14 @@ def train(run: Run, checkpoint: Path | None, equal: ReplicaReport) -> None:
 
 def start_tracking(run: Run, checkpoint: Path | None, equal: ReplicaReport) -> None:
     """Start the MLflow run on the main process, or go on with the checkpoint's, and name the run's folder after it."""
-    tags = {
-        "ranks": str(run.accelerator.num_processes),
-        "seeds": f"model and data order {run.config.seed} on every rank; dropout {run.config.seed} + rank",
-        "replica_check": str(equal),
-        "val_fingerprint": run.data.val_fingerprint if run.accelerator.is_main_process else "",
-        "train_fingerprint": run.data.train_fingerprint,
-    }
     with together(run.accelerator, "starting the MLflow run"):
+        tags = {
+            "ranks": str(run.accelerator.num_processes),
+            "seeds": f"model and data order {run.config.seed} on every rank; dropout {run.config.seed} + rank",
+            "replica_check": str(equal),
+            "val_fingerprint": run.data.val_fingerprint if run.accelerator.is_main_process else "",
+            "train_fingerprint": run.data.train_fingerprint,
+        }
         run_id = None if checkpoint is None else read_state(checkpoint).run_id
         run.tracker.start(run.config, run_id=run_id, tags=tags)
     run.folder = run.config.run_dir / str(gather_json(run.tracker.run_id, run.accelerator)[0])
@@ -131,16 +131,16 @@ def finish(run: Run, metrics: dict[str, float]) -> None:
 def say_published(run: Run, published: Published) -> None:
     """Print the version and the commands that come next."""
     example = report.write_examples(run, run.config.run_dir / "examples")
-    say(run.accelerator, f"model     {published}\n{report.describe_next(run, published, example)}")
+    say(run.accelerator, f"registry  {published}\n{report.describe_next(run, published, example)}")
 
 
 def is_published(run: Run, checkpoint: Path | None) -> bool:
     """Say whether a training that is at its last step has been published before, and tell the user."""
-    if checkpoint is None or not run.accelerator.is_main_process:
-        done: str | None = None
-    else:
-        done = run.tracker.find_tag(read_state(checkpoint).run_id, "published")
-    done = gather_json(done, run.accelerator)[0]  # type: ignore[assignment]
+    tag: str | None = None
+    with together(run.accelerator, "looking for the published version"):
+        if checkpoint is not None and run.accelerator.is_main_process:
+            tag = run.tracker.find_tag(read_state(checkpoint).run_id, "published")
+    done = gather_json(tag, run.accelerator)[0]
     if done:
         say(run.accelerator, f"nothing left to train: {checkpoint} is the last step, published as {done}")
     return bool(done)

@@ -1,9 +1,10 @@
-"""From a command line to a checked TrainConfig: defaults < recipe < `--section.field VALUE`.
+"""From a command line to a checked TrainConfig: defaults < environment < recipe < `--section.field VALUE`.
 
 The layers are merged as plain mappings and checked once, as JSON. Every mistake is one line of a ConfigError.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,9 +70,17 @@ def parse_command_line(argv: Sequence[str]) -> Invocation:
     dry_run = flags.pop("dry_run", None) is not None
     recipe = recipes[0] if recipes else DEFAULT_RECIPE
     merged = read_recipe(recipe)
+    _take_environment(merged, os.environ)
     for name, value in flags.items():
         set_path(merged, name, parse_value(value, where=f"--{name}"))
     return Invocation(validate(merged), dry_run, recipe)
+
+
+def _take_environment(merged: dict[str, JsonValue], environ: Mapping[str, str]) -> None:
+    """Let MLflow's own variable say where runs are kept, where the recipe does not: in place."""
+    uri, tracking = environ.get("MLFLOW_TRACKING_URI"), merged.get("tracking", {})
+    if uri and isinstance(tracking, dict) and "uri" not in tracking:
+        merged["tracking"] = {**tracking, "uri": uri}
 
 
 def set_path(mapping: dict[str, JsonValue], path: str, value: JsonValue) -> None:

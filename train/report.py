@@ -1,10 +1,12 @@
 """What a training tells the person who started it, in a few lines, before and after."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from train.config import TrackingConfig
 from train.publish import Published
 from train.ranks import RankInfo
 from train.run import Run
@@ -54,10 +56,12 @@ def describe_next(run: Run, published: Published, example: Path | None) -> str:
     uri = without_password(run.config.tracking.uri)
     look = uri if uri.startswith("http") else f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
     model = shlex.quote(f"models:/{published.name}@{published.alias}")
+    known = uri in (TrackingConfig().uri, os.environ.get("MLFLOW_TRACKING_URI"))  # serve finds it by itself
+    where = "" if known else f"MLFLOW_TRACKING_URI={shlex.quote(uri)} "
     return "\n".join(
         (
             f"look at it  {look}",
-            f"serve it    {python} -m serve {model}",
+            f"serve it    {where}{python} -m serve {model}",
             f"  then ask  curl -H 'Content-Type: image/{kind}' --data-binary @{shlex.quote(image)} "
             "localhost:8000/invocations",
         )

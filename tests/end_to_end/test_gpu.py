@@ -37,7 +37,7 @@ def test_every_gpu_trains_and_publishes(flags: tuple[str, ...], tmp_path: Path, 
     assert job.status == 0, job.err
     assert f"rank {gpus - 1} on cuda:{gpus - 1}" in job.out or (gpus == 1 and "on cuda" in job.out)
     assert "backend nccl" in job.out or gpus == 1
-    assert "model     digits version 1, @champion -> version 1" in job.out
+    assert "registry  digits version 1, @champion -> version 1" in job.out
 
 
 def test_more_processes_than_gpus_is_one_clear_line(tmp_path: Path, launch: Any) -> None:

@@ -51,7 +51,7 @@ def test_the_output_tells_ranks_checks_result_version_and_what_comes_next(main_j
         r"audit     \d+ parameters, \d+ trainable, 0 findings",
         r"replicas  before wrap: 2 ranks are equal, tensors=\d+ bytes=\d+ ms=[\d.]+",
         r"result    top-1 9\d\.\d\d% on 360 validation images",
-        r"model     digits version 1, @champion -> version 1",
+        r"registry  digits version 1, @champion -> version 1",
         r"look at it  .*mlflow ui",
         r"serve it    .*-m serve models:/digits@champion",
     ):

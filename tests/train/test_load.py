@@ -144,3 +144,11 @@ def test_command_line_outside_ascii_survives_lang_c():
     command = [sys.executable, "-c", code, "--data.root", "日本 語"]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert out.strip() == ascii("日本 語")
+
+
+def test_mlflows_variable_is_the_default_store_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert parse_command_line([]).config.tracking.uri == "http://tracking:5000"
+    assert parse_command_line(["--tracking.uri", "sqlite:///own.db"]).config.tracking.uri == "sqlite:///own.db"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert parse_command_line([]).config.tracking.uri == "sqlite:///mlflow.db"
