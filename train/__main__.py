@@ -23,11 +23,16 @@ def main(argv: list[str] | None = None) -> int:
     set_up_logging()
     signal.signal(signal.SIGTERM, _stop)
     try:
-        invocation = parse_command_line(sys.argv[1:] if argv is None else argv)
+        return _run(sys.argv[1:] if argv is None else argv)
+    except (KeyboardInterrupt, Stopped):  # also while a mistake waits to be told
+        return 1
+
+
+def _run(argv: list[str]) -> int:
+    try:
+        invocation = parse_command_line(argv)
         check_devices(os.environ)
         run_job(invocation.config, build_accelerator(invocation.config.loop), dry_run=invocation.dry_run)
-    except (KeyboardInterrupt, Stopped):
-        return 1
     except Exception as error:
         status = exit_status(error)
         _tell(error, status)
