@@ -112,7 +112,7 @@ def test_fp16_goes_on_after_an_overflow_that_the_scaler_skips(tiny, monkeypatch)
     run = build_tiny(tiny())
     monkeypatch.setattr(type(run.accelerator), "mixed_precision", "fp16")
     run.bare.head.weight.register_hook(lambda gradient: gradient * float("inf"))
-    monkeypatch.setattr(run.optimizer.optimizer, "step", lambda: None)  # what the scaler does then
+    monkeypatch.setattr(run.optimizer.optimizer, "step", lambda *_: None)  # what the scaler does then
     steps(run, 1)
     monkeypatch.setattr(step_module, "F", planted(float("nan"), at=0))
     with pytest.raises(NonFiniteLoss, match="the loss is nan on rank 0"):
