@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_serializer, field_validator, model_validator
+
+from train.store import without_password
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -220,6 +222,10 @@ class TrackingConfig(_Section):
     """MLflow's tracking and registry URI; MLFLOW_TRACKING_URI changes the default."""
     experiment: Annotated[str, Field(min_length=1, max_length=500)] = "attention-zoo"
     """MLflow's experiment; made if it is missing."""
+
+    @field_serializer("uri")
+    def _hide_password(self, uri: str) -> str:
+        return without_password(uri)  # what is dumped goes into runs and checkpoints, for all to read
 
 
 class PublishConfig(_Section):

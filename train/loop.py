@@ -25,17 +25,22 @@ _SILENCE_S = 15.0  # where no bar is shown, a line about training comes at most 
 
 @dataclass
 class Meter:
-    """Sums over the steps since the last record."""
+    """Sums over the steps since the last record; time counts with the wait for data, without evaluation and saving."""
 
     losses: list[Tensor] = field(default_factory=list)
     images: int = 0
     seconds: float = 0.0
+    mark: float = field(default_factory=time.perf_counter)
 
-    def add(self, result: StepResult, seconds: float) -> None:
-        """Count one step."""
+    def add(self, result: StepResult) -> None:
+        """Count one step that has just ended."""
         self.losses.append(result.loss)
         self.images += result.images
-        self.seconds += seconds
+        self.seconds += time.perf_counter() - self.mark
+
+    def go_on(self) -> None:
+        """Start the clock of the next step."""
+        self.mark = time.perf_counter()
 
 
 def fit(run: Run) -> dict[str, float]:
@@ -49,9 +54,8 @@ def fit(run: Run) -> dict[str, float]:
     started = time.perf_counter()
     with progress_bar(run) as bar:
         for batches in run.batches():
-            start = time.perf_counter()
             result = train_step(run, batches)
-            meter.add(result, time.perf_counter() - start)
+            meter.add(result)
             bar.update()
             if before is not None and before.steps:  # fp16's scaler may skip the first, and the second
                 check_first_step(run, before)
@@ -59,16 +63,23 @@ def fit(run: Run) -> dict[str, float]:
             if run.config.log.due(run.step) or run.last_epoch:
                 record(run, meter, result, bar)
                 meter = Meter()
-            if (epoch := run.epoch_ended) is None:
-                continue
-            if run.config.evaluate.due(epoch) or run.last_epoch:
-                metrics = evaluate(run)
-                run.tracker.log_metrics(metrics, step=run.step)
-                logger.info("epoch=%d/%d %s", epoch, run.config.schedule.epochs, format_metrics(metrics))
-            if run.config.checkpoint.due(epoch) or run.last_epoch:
-                save_checkpoint(run)
+            if (epoch := run.epoch_ended) is not None:
+                metrics = end_epoch(run, epoch) or metrics
+            meter.go_on()
     logger.info("steps=%d seconds=%.1f", run.step - first, time.perf_counter() - started)
     return metrics or evaluate(run)
+
+
+def end_epoch(run: Run, epoch: int) -> dict[str, float]:
+    """Evaluate and save where due after `epoch` epochs; return the metrics, empty where none were due."""
+    metrics = dict[str, float]()
+    if run.config.evaluate.due(epoch) or run.last_epoch:
+        metrics = evaluate(run)
+        run.tracker.log_metrics(metrics, step=run.step)
+        logger.info("epoch=%d/%d %s", epoch, run.config.schedule.epochs, format_metrics(metrics))
+    if run.config.checkpoint.due(epoch) or run.last_epoch:
+        save_checkpoint(run)
+    return metrics
 
 
 def check_first_step(run: Run, before: Snapshot) -> None:

@@ -3,7 +3,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from train.config import TrainConfig
+from train.config import TrackingConfig, TrainConfig
 
 REQUIRED = '"name": "x", "model": {"backbone": "vit"}, "data": {"root": "builtin:digits"}'
 
@@ -98,3 +98,10 @@ def test_due_counts_from_one():
     assert [e for e in range(1, 8) if config.evaluate.due(e)] == [3, 6]
     assert [s for s in range(1, 6) if config.log.due(s)] == [2, 4]
     assert config.checkpoint.due(1)
+
+
+def test_a_password_in_the_tracking_uri_is_not_dumped() -> None:
+    config = TrackingConfig(uri="http://ada:secret@tracking:5000")
+    assert config.uri == "http://ada:secret@tracking:5000"
+    assert config.model_dump(mode="json")["uri"] == "http://tracking:5000"
+    assert "secret" not in config.model_dump_json()

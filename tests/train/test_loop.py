@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -67,11 +68,15 @@ def test_every_step_is_in_a_record_also_the_last_ones(tiny, every, steps):
     assert notebook.steps("train/loss") == steps
 
 
-def test_record_is_the_mean_since_the_last(tiny):
+def test_record_is_the_mean_since_the_last(tiny, monkeypatch):
     run, notebook = build(tiny(), step=4)
-    meter = Meter()
-    for loss in (1.0, 2.0, 6.0):
-        meter.add(StepResult(torch.tensor(loss), lr=0.5, images=8), seconds=2.0)
+    clock = iter([0.0, 2.0, 10.0, 12.0, 20.0, 22.0])
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    meter = Meter(mark=0.0)
+    for loss in (1.0, 2.0, 6.0):  # a step takes 2 s, what lies between the steps 8 s
+        meter.go_on()
+        meter.add(StepResult(torch.tensor(loss), lr=0.5, images=8))
+    monkeypatch.undo()
     record(run, meter, StepResult(torch.tensor(6.0), lr=0.5, images=8), loop.progress_bar(run))
     assert notebook.told == [(4, {"train/loss": 3.0, "train/lr": 0.5, "perf/images_per_s": 4.0})]
 
