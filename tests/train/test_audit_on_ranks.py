@@ -95,7 +95,7 @@ def told(run_ranks) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_freeze_before_prepare_needs_no_flag_and_audits_clean(told) -> None:  # report row 19
+def test_freeze_before_prepare_needs_no_flag_and_audits_clean(told) -> None:  # reported: pytorch/pytorch#43259
     assert told["train_half_frozen"] == {
         "wrapper": "DistributedDataParallel",
         "frozen": 14,
@@ -106,7 +106,7 @@ def test_freeze_before_prepare_needs_no_flag_and_audits_clean(told) -> None:  # 
 
 
 @pytest.mark.slow
-def test_unused_head_on_which_ddp_dies_is_named_before_the_first_step(told) -> None:  # report row 19
+def test_unused_head_on_which_ddp_dies_is_named_before_the_first_step(told) -> None:  # reported: pytorch/pytorch#43259
     assert told["train_with_an_unused_head"] == {
         "found": ["extra_head.weight", "extra_head.bias"],
         "died": "Expected to have finished reduction in the prior iteration before starting a new one",
@@ -119,6 +119,6 @@ def test_calling_the_inner_module_is_caught_after_the_first_step(told) -> None:
 
 
 @pytest.mark.slow
-def test_everything_frozen_reads_alike_on_one_rank_and_on_two(told) -> None:  # report row 21
+def test_everything_frozen_reads_alike_on_one_rank_and_on_two(told) -> None:
     assert told["freeze_everything"] == freeze_everything(Accelerator(cpu=True))
     assert told["freeze_everything"].startswith("no trainable parameters: all 32 are frozen")

@@ -86,7 +86,7 @@ def test_report_counts_reads_in_one_line_and_is_json(vit) -> None:
     report.raise_for_findings()
 
 
-def test_layers_and_tensors_in_plain_containers_are_named(vit) -> None:  # report row 10
+def test_layers_and_tensors_in_plain_containers_are_named(vit) -> None:  # reported: pytorch/pytorch#632
     vit.blocks[0].layers = [nn.Linear(2, 2), nn.ReLU()]
     vit.blocks[1].t = torch.randn(3, requires_grad=True)
     vit.deep = {"a": ({"b": torch.ones(2)},)}
@@ -120,21 +120,21 @@ def test_parameter_that_nobody_froze_by_name_is_an_error_and_a_freeze_is_none(vi
     assert lines(zoo.audit(vit)) == []
 
 
-def test_everything_frozen_is_no_trainable_parameters(vit, images) -> None:  # report row 21
+def test_everything_frozen_is_no_trainable_parameters(vit, images) -> None:
     zoo.freeze(vit, "*")
     report = zoo.audit(vit, torch.optim.SGD(vit.parameters(), lr=0.1), batch=images)
     assert "no trainable parameters: all 32 are frozen" in only_error(report)
     assert report.verdict().startswith("audit: 32 parameters, 0 trainable, 1 error")
 
 
-def test_trainable_parameters_missing_from_the_optimizer_are_named(vit) -> None:  # report row 12
+def test_trainable_parameters_missing_from_the_optimizer_are_named(vit) -> None:  # reported: facebookresearch/mmf#104
     report = zoo.audit(vit, torch.optim.SGD(vit.head.parameters(), lr=0.1))
     assert len(report.errors) == 30
     assert "error: optimizer: cls_token: is trainable and in no optimizer group" in str(report)
     assert "head.weight" not in str(report)
 
 
-def test_frozen_parameter_in_the_optimizer_is_a_note(vit) -> None:  # report row 12
+def test_frozen_parameter_in_the_optimizer_is_a_note(vit) -> None:  # reported: facebookresearch/mmf#104
     zoo.freeze(vit, "head.bias")
     report = zoo.audit(vit, torch.optim.SGD(vit.parameters(), lr=0.1))
     assert lines(report, "note") == [
@@ -143,7 +143,7 @@ def test_frozen_parameter_in_the_optimizer_is_a_note(vit) -> None:  # report row
     assert report.errors == ()
 
 
-def test_parameter_in_two_groups_is_an_error(vit) -> None:  # report row 12
+def test_parameter_in_two_groups_is_an_error(vit) -> None:  # reported: facebookresearch/mmf#104
     optimizer = torch.optim.SGD(vit.parameters(), lr=0.1)
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": [vit.head.bias]})
     assert "head.bias: is held 2 times by the optimizer, in groups [0, 1]" in only_error(zoo.audit(vit, optimizer))
@@ -154,7 +154,9 @@ def test_wrapper_with_param_groups_is_an_optimizer(vit) -> None:
     assert len(zoo.audit(vit, wrapper).errors) == 30
 
 
-def test_optimizer_made_before_the_head_was_replaced_is_named_by_both_sides(vit) -> None:  # report row 13
+def test_optimizer_made_before_the_head_was_replaced_is_named_by_both_sides(
+    vit,
+) -> None:  # reported: bubbliiiing/detr-pytorch#6
     optimizer = torch.optim.SGD(vit.parameters(), lr=0.1)
     vit.reset_classifier(5)
     errors = lines(zoo.audit(vit, optimizer))
@@ -171,7 +173,7 @@ def test_orphan_of_the_same_shape_is_traced_to_its_successor(vit) -> None:
     assert "is it cls_token before that was replaced?" in str(zoo.audit(vit, optimizer))
 
 
-def test_head_that_forward_does_not_use_is_named_at_step_0(vit, images) -> None:  # report row 19
+def test_head_that_forward_does_not_use_is_named_at_step_0(vit, images) -> None:  # reported: pytorch/pytorch#43259
     vit.extra_head = nn.Linear(32, 5)
     errors = lines(zoo.audit(vit, torch.optim.SGD(vit.parameters(), lr=0.1), batch=images))
     assert [error.split(": is")[0] for error in errors] == [

@@ -19,7 +19,7 @@ def randn_attention(dim: int, num_heads: int) -> nn.Module:
     return nn.ModuleDict({"attn": attention})
 
 
-def test_unit_normal_matrices_warn_with_the_spread_beside_the_expected() -> None:  # report row 14
+def test_unit_normal_matrices_warn_with_the_spread_beside_the_expected() -> None:  # reported: graykode/xlnet-Pytorch#17
     report = zoo.audit(randn_attention(384, 8))
     (row,) = report.attentions
     assert row.logit_std == pytest.approx(384, rel=0.02)  # one draw of 3 * 147,456 values

@@ -54,7 +54,7 @@ def test_healthy_training_has_no_findings(kind, attention) -> None:
     assert all("a key bias shifts all logits" in line and line.startswith("note") for line in lines(report))
 
 
-def test_optimizer_made_before_the_head_was_replaced_steps_orphans(vit) -> None:  # report row 13
+def test_optimizer_made_before_the_head_was_replaced_steps_orphans(vit) -> None:  # reported: bubbliiiing/detr-pytorch#6
     optimizer = torch.optim.SGD(vit.parameters(), lr=0.1)
     vit.reset_classifier(3)
     before = zoo.snapshot(vit, optimizer)
@@ -64,7 +64,9 @@ def test_optimizer_made_before_the_head_was_replaced_steps_orphans(vit) -> None:
     assert any("of shape (3, 32) is held by the optimizer and is not" in line for line in found)
 
 
-def test_optimizer_of_another_model_changes_nothing_and_is_said_once(vit) -> None:  # report row 13
+def test_optimizer_of_another_model_changes_nothing_and_is_said_once(
+    vit,
+) -> None:  # reported: bubbliiiing/detr-pytorch#6
     optimizer = torch.optim.SGD(copy.deepcopy(vit).parameters(), lr=0.1)
     before = zoo.snapshot(vit, optimizer)
     train(vit, optimizer, steps=3)
