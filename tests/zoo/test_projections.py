@@ -149,3 +149,32 @@ def test_a_copy_loads_stock_weights_after_the_original_is_gone(build_stock: Buil
     gc.collect()
     copied.load_state_dict(stock.state_dict(), strict=True)
     assert torch.equal(copied(images), stock(images))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("dim", "rows"), [(64, 17), (192, 17), (192, 197), (384, 65), (768, 197)])
+def test_raw_matrices_give_a_linears_bits_from_17_rows_up(dim: int, rows: int, threads: int) -> None:
+    kept = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check_same_product(dim, rows, tolerance=0.0)
+        check_same_product(dim, 5, tolerance=0.0 if threads == 1 else 1e-5)  # few rows: other sums, hence rounding
+    finally:
+        torch.set_num_threads(kept)
+
+
+def check_same_product(dim: int, rows: int, tolerance: float) -> None:
+    sizes = dict.fromkeys("qkv", dim)
+    raw = build_like(linear := nn.Linear(dim, 3 * dim), sizes)
+    x = torch.randn(2, rows, dim, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(raw(x), linear(x), rtol=0, atol=tolerance)
+
+
+def build_like(linear: nn.Linear, sizes: dict[str, int]) -> nn.Module:
+    raw = find_attention("parameter").build(linear.in_features, sizes)  # type: ignore[attr-defined]
+    assert isinstance(raw, nn.Module)
+    for read in (part_weights, part_biases):
+        for part, tensor in read(raw, sizes).items():
+            tensor.data.copy_(read(linear, sizes)[part].data)
+    return raw
