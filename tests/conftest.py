@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
+torch.set_num_threads(1)  # the tensors of most tests are small: more threads only wait for one another
 
 
 @dataclass(frozen=True)

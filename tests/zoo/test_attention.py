@@ -1,5 +1,4 @@
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,15 +10,6 @@ from zoo.errors import UnknownNameError, ZooError
 from zoo.projections import ParameterProjection
 
 B, N, DIM, HEADS, HEAD_DIM = 2, 5, 24, 3, 16
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So few rows are summed in another order by several threads, for `x @ W` and `F.linear(x, W.t())` unlike."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def reference(module: zoo.Attention, x: Tensor, mask: Tensor | None = None) -> Tensor:
