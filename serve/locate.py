@@ -11,6 +11,7 @@ from mlflow.artifacts import download_artifacts
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
 
 from serve.errors import LocateError
 from zoo.bundle import CARD
@@ -62,7 +63,7 @@ def locate_model(uri: str, into: Path) -> LocatedModel:
     try:
         found = _resolve(MlflowClient(), name, version, alias)
         files = Path(download_artifacts(artifact_uri=f"models:/{name}/{found.version}/artifacts", dst_path=str(into)))
-    except (MlflowException, OSError) as error:
+    except (MlflowException, SQLAlchemyError, OSError) as error:
         if _is_out_of_reach(error):
             line = f"{uri}: no MLflow server answers at {registry}; is MLFLOW_TRACKING_URI right?"
             raise LocateError(_without_password(line, registry)) from error

@@ -60,4 +60,8 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _status = main()
+    if _status:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status)  # a group of ranks that is still up would abort an interpreter that takes itself apart

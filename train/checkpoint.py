@@ -25,6 +25,7 @@ from zoo.ties import find_ties
 logger = logging.getLogger(__name__)
 
 STATE, MODEL, OPTIMIZER, RNG = "state.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors"
+_AS_IT_BEGAN = "a resumed run goes on as it began; set it back, or start anew without --resume"
 _FREE = ("output_dir", "resume", "log.", "tracking.", "publish.", "checkpoint.", "evaluate.", "data.num_workers")
 
 
@@ -194,14 +195,14 @@ def check_resumable(path: Path, state: CheckpointState, now: CheckpointState) ->
         ("steps an epoch", state.steps_per_epoch, now.steps_per_epoch),
     ):
         if then != today:
-            raise CheckpointError(f"{path}: {what} were {then} and are {today}: a resumed run goes on as it began")
+            raise CheckpointError(f"{path}: {what} were {then} and are {today}: {_AS_IT_BEGAN}")
     differing = [
         f"{key} was {state.config.get(key)!r} and is {now.config.get(key)!r}"
         for key in sorted(state.config.keys() | now.config.keys())
         if state.config.get(key) != now.config.get(key) and not key.startswith(_FREE)
     ]
     if differing:
-        raise CheckpointError(f"{path}: {'; '.join(differing)}: a resumed run goes on as it began")
+        raise CheckpointError(f"{path}: {'; '.join(differing)}: {_AS_IT_BEGAN}")
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:

@@ -157,7 +157,7 @@ class ScheduleConfig(_Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.warmup_epochs > self.epochs:
-            raise ValueError(f"warmup_epochs {self.warmup_epochs:g} is more than epochs {self.epochs}")
+            raise ValueError(f"warmup_epochs {self.warmup_epochs:g} is more than epochs {self.epochs}; lower the first")
         return self
 
 
@@ -272,6 +272,13 @@ class TrainConfig(_Section):
     log: LogConfig = LogConfig()
     tracking: TrackingConfig = TrackingConfig()
     publish: PublishConfig = PublishConfig()
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _take_one(cls, patterns: object) -> object:
+        if isinstance(patterns, str):
+            return (patterns,)
+        return tuple(patterns) if isinstance(patterns, list) else patterns
 
     @field_validator("name")
     @classmethod

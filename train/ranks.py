@@ -216,8 +216,11 @@ def _merge(messages: Mapping[int, str], world_size: int, what: str) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, message in messages.items():
         ranks.setdefault(message, []).append(rank)
-    if len(ranks) == 1 and len(messages) == world_size:
-        return next(iter(ranks))
+    if len(ranks) == 1:
+        alone = (
+            "" if len(messages) == world_size else f" (rank {', '.join(map(str, messages))} of {world_size}, {what})"
+        )
+        return next(iter(ranks)) + alone
     lines = [f"rank {', '.join(map(str, who))}: {message}" for message, who in ranks.items()]
     return "\n  ".join([f"{what} failed on {len(messages)} of {world_size} ranks", *lines])
 

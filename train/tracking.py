@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ class Tracker:
         client = self._connect()
         with self._explained(f"run {run_id} cannot go on" if run_id else "no run can be started"):
             experiment_id = self._find_experiment() or client.create_experiment(self._config.experiment)
-            run = mlflow.start_run(run_id=run_id, experiment_id=experiment_id, log_system_metrics=False)
+            run = mlflow.start_run(run_id, experiment_id, _name_run(config) if run_id is None else None)
             self.run_id = run.info.run_id
             resolved = config.model_dump(mode="json")
             if run_id is None:
@@ -209,6 +210,11 @@ class Tracker:
     def _last_step(self, key: str) -> int:
         assert self._client is not None
         return max(metric.step for metric in self._client.get_metric_history(self.run_id, key))
+
+
+def _name_run(config: BaseModel) -> str:
+    """Name a run by recipe and time: MLflow would draw a name from the stream that `seed` fixes, the same each time."""
+    return f"{getattr(config, 'name', 'run')}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def flatten(mapping: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:

@@ -2,9 +2,11 @@
 
 * `model.safetensors`: the state_dict; tied tensors once, their other names in the metadata.
 * `card.json`: the ModelCard.
-* `golden.safetensors`: one seeded input (1, 3, height, width) and its logits (1, K), for the load-test.
+* `golden.safetensors`: one seeded input (1, 3, height, width) and its logits (1, K), for the load-test; in its
+  metadata the SHA-256 of the other two files.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -79,6 +81,7 @@ def load_bundle(path: Path) -> tuple[nn.Module, ModelCard]:
     for name, kept in ties.items():
         tensors[name] = tensors[kept]
     _check_tensors(path / WEIGHTS, tensors, model.state_dict())
+    _check_digests(path)
     try:
         tie(model, ties)
     except ValueError as error:
@@ -135,7 +138,8 @@ def _write(model: nn.Module, card: ModelCard, folder: Path) -> None:
         raise BundleError(
             f"{folder}: the model refuses an input of {tuple(image.shape)}, the card's preprocessing.size: {error}"
         ) from error
-    save_file({"input": image, "logits": logits.contiguous()}, folder / GOLDEN)
+    digests = json.dumps({name: _digest(folder / name) for name in (WEIGHTS, CARD)})  # one key: safetensors shuffles
+    save_file({"input": image, "logits": logits.contiguous()}, folder / GOLDEN, metadata={"sha256": digests})
     for name in (WEIGHTS, GOLDEN):
         shutil.copymode(folder / CARD, folder / name)  # safetensors writes for the owner alone, whatever the umask
 
@@ -175,6 +179,19 @@ def _read_golden(path: Path, card: ModelCard) -> tuple[Tensor, Tensor]:
             what = f"{len(card.class_names)} class_names" if name == "logits" else "preprocessing.size"
             raise BundleError(f"{path / GOLDEN}: {name}: got {got}, wanted {shape} by the card's {what}")
     return tensors["input"], tensors["logits"]
+
+
+def _check_digests(path: Path) -> None:
+    """Raise BundleError if a file is not the one that was written: not every flipped bit moves a logit."""
+    text = _read_tensors(path / GOLDEN)[1].get("sha256", "{}")
+    for name in (WEIGHTS, CARD):
+        if f'"{name}": "{_digest(path / name)}"' not in text:
+            raise BundleError(f"{path / name}: damaged, it is not the file that was written with the bundle")
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _read_ties(file: Path, metadata: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:

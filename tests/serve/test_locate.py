@@ -1,6 +1,7 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -87,6 +88,16 @@ def test_no_store_is_made_where_there_is_none(tracking_uri: object, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_store_that_is_no_database_is_one_line(tracking_uri: Any, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no database " * 200)
+    tracking_uri(f"sqlite:///{tmp_path}/notes.txt")
+    with pytest.raises(
+        LocateError, match="models:/digits@champion: cannot be read from .*file is not a database"
+    ) as told:
+        locate_model("models:/digits@champion", tmp_path)
+    assert "\n" not in str(told.value)
+
+
 def test_a_server_out_of_reach_is_told_after_one_retry_and_without_its_password(
     tracking_uri: object, tmp_path: Path
 ) -> None:

@@ -91,4 +91,4 @@ def fails_on_one(accelerator, root: str) -> None:
 def test_data_that_one_rank_cannot_see_stops_both(run_ranks, tmp_path):
     first, second = run_ranks(fails_on_one, root=str(write_images(tmp_path / "images")))
     assert (first.error, first.message) == (second.error, second.message) == ("DataError", first.message)
-    assert first.message.startswith("building the run failed on 1 of 2 ranks\n  rank 1: ")
+    assert first.message.endswith("(rank 1 of 2, building the run)")

@@ -80,7 +80,7 @@ def test_dry_run_resume_and_text_with_odd_characters(recipe):
         ("--seed 1.5", "seed: got 1.5, wanted a whole number"),
         ("--loop.compile yes", "loop.compile: got 'yes', wanted true or false"),
         ("--loop.mixed_precision bf61", "loop.mixed_precision: got 'bf61', wanted 'no', 'bf16' or 'fp16'"),
-        ("--freeze a", r"freeze: got 'a', wanted a list such as \[a, b\]"),
+        ("--freeze 3", r"freeze: got 3, wanted a list such as \[a, b\]"),
         ("--data.mean [1,2]", "data.mean: item 3 of the list is missing"),
         ("--data.mean [1,2,3,4]", "data.mean: got .* at most 3 items"),
         ("--data.root ''", "data.root: got ''"),

@@ -63,7 +63,7 @@ def heard(run_ranks) -> dict[str, object]:
     ("case", "kind", "message"),
     [
         ("alike on all", "ConfigError", "steps is 0"),
-        ("on the last", "SwapError", "planting failed on 1 of 2 ranks\n  rank 1: blocks.0.attn: cannot swap"),
+        ("on the last", "SwapError", "blocks.0.attn: cannot swap (rank 1 of 2, planting)"),
         (
             "different",
             "ConfigError",
@@ -72,10 +72,10 @@ def heard(run_ranks) -> dict[str, object]:
         (
             "made from more than a message",
             "ZooError",
-            "planting failed on 1 of 2 ranks\n  rank 1: unknown recipe 'digit', did you mean 'digits'?",
+            "unknown recipe 'digit', did you mean 'digits'? (rank 1 of 2, planting)",
         ),
-        ("of no user's making", "LookupError", "planting failed on 1 of 2 ranks\n  rank 1: 'lost'"),
-        ("without a message", "RuntimeError", "planting failed on 1 of 2 ranks\n  rank 1: RuntimeError()"),
+        ("of no user's making", "LookupError", "'lost' (rank 1 of 2, planting)"),
+        ("without a message", "RuntimeError", "RuntimeError() (rank 1 of 2, planting)"),
     ],
 )
 def test_every_rank_raises_what_one_rank_met(heard, case, kind, message) -> None:

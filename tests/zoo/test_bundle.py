@@ -223,3 +223,13 @@ def test_check_golden_catches_nan(bundle: Path) -> None:
     nan(model)
     with pytest.raises(BundleError, match="logits differ by nan"):
         check_golden(model, bundle)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CARD])
+def test_one_flipped_bit_is_damage_even_where_no_logit_moves(bundle: Path, name: str) -> None:
+    data = bytearray((bundle / name).read_bytes())
+    place = data.index(b"oak") if name == CARD else len(data) - 4  # the last float's lowest bit; a class's name
+    data[place] ^= 1
+    (bundle / name).write_bytes(data)
+    with pytest.raises(BundleError, match=f"{name}: damaged"):
+        load_bundle(bundle)
