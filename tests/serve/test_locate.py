@@ -68,7 +68,7 @@ def test_a_version_whose_files_are_gone_is_refused(registered: str, tmp_path: Pa
     client = MlflowClient()
     client.create_registered_model("gone")
     client.create_model_version("gone", str(tmp_path / "nowhere"))
-    with pytest.raises(LocateError, match="models:/gone/1: cannot be read from sqlite"):
+    with pytest.raises(LocateError, match=r"models:/gone/1: cannot be read from sqlite"):
         locate_model("models:/gone/1", tmp_path)
 
 
@@ -92,7 +92,7 @@ def test_a_store_that_is_no_database_is_one_line(tracking_uri: Any, tmp_path: Pa
     (tmp_path / "notes.txt").write_text("no database " * 200)
     tracking_uri(f"sqlite:///{tmp_path}/notes.txt")
     with pytest.raises(
-        LocateError, match="models:/digits@champion: cannot be read from .*file is not a database"
+        LocateError, match=r"models:/digits@champion: cannot be read from .*file is not a database"
     ) as told:
         locate_model("models:/digits@champion", tmp_path)
     assert "\n" not in str(told.value)
