@@ -112,7 +112,10 @@ def _greet(predictor: Predictor, host: str, port: int) -> None:
 
 def _complain(status: int, error: Exception) -> int:
     if isinstance(error, ValidationError):
-        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
+        faults = [
+            f"{'.'.join(map(str, e['loc']))}: got {e['input']!r:.80}, {e['msg'][:1].lower()}{e['msg'][1:]}"
+            for e in error.errors(include_url=False)
+        ]
         message = "; ".join(faults)
     else:
         message = " ".join(str(error).split())

@@ -218,6 +218,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _describe(error: ValidationError) -> str:
     """Say the first fault in one line, naming only fields that the protocol has."""
     first = error.errors(include_url=False, include_input=False)[0]
+    if not first["loc"] and first["type"] == "model_type":
+        return "body: wanted a JSON object with one of dataframe_split, dataframe_records, inputs, instances"
     if first["type"] == "extra_forbidden":
         where, what = first["loc"][:-1], "unknown field; MLflow's scoring protocol has no such"
     else:
