@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from train.errors import ReplicaMismatch
 from train.mismatches import Row, Table, describe_mismatch
 from train.ranks import gather_json, together
+from zoo.snapshots import host_bytes
 
 Buffers = Literal["all", "integral", "none"]
 
@@ -142,5 +143,4 @@ def _tensors(model: nn.Module, buffers: Buffers) -> list[tuple[str, str, Tensor]
 
 
 def _digest(tensor: Tensor) -> str:
-    host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return xxhash.xxh3_128_hexdigest(host.reshape(-1).view(torch.uint8).numpy().data)
+    return xxhash.xxh3_128_hexdigest(host_bytes(tensor))

@@ -115,10 +115,15 @@ def bare_model(model: nn.Module) -> nn.Module:
             return model
 
 
-def hash_bytes(tensor: Tensor) -> str:
-    """Hash a tensor's bytes, so that equal NaNs agree and +0 and -0 do not."""
+def host_bytes(tensor: Tensor) -> memoryview:
+    """Return a tensor's bytes in the host's memory, row by row: equal NaNs agree there, +0 and -0 do not."""
     host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return hashlib.blake2b(host.reshape(-1).view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+    return host.reshape(-1).view(torch.uint8).numpy().data
+
+
+def hash_bytes(tensor: Tensor) -> str:
+    """Hash a tensor's bytes."""
+    return hashlib.blake2b(host_bytes(tensor), digest_size=16).hexdigest()
 
 
 def first_names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
