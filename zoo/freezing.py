@@ -1,11 +1,17 @@
-"""Freeze and unfreeze parameters by pattern, and remember on the model which were frozen on purpose."""
+"""Freeze and unfreeze parameters by pattern, and remember on the model which were frozen on purpose.
+
+A norm with running statistics (BatchNorm and its kin) whose parameters are all frozen is still: in train mode too it
+normalises by the statistics that it has, and leaves them as they are. One without parameters is still if a pattern
+names it, or a path above it.
+"""
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 
 from torch import nn
 
-from zoo.errors import UnknownNameError, ZooError
+from zoo.errors import ZooError
+from zoo.patterns import select
+from zoo.still import hold_still, iter_running, let_run
 
 _RECORD = "_frozen_on_purpose"  # a set of parameter names, a plain attribute of the model given to `freeze`
 
@@ -13,31 +19,40 @@ _RECORD = "_frozen_on_purpose"  # a set of parameter names, a plain attribute of
 def freeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]:
     """Switch requires_grad off, in place, for every parameter that a pattern names; all patterns or none.
 
-    A tied parameter is one tensor: naming it once freezes it under all its names.
+    A tied parameter is one tensor: naming it once freezes it under all its names. Dropout goes on; running statistics
+    stop where their module is frozen whole.
 
     Args:
         model: Any module. It remembers the names, so that the audit can tell a freeze from an accident.
-        patterns: Globs (`*` spans dots too) on parameter names, or on module paths, which freeze all below them:
-            "patch_embed", "blocks.0", "blocks.*.attn.*", "*.bias".
+        patterns: Names, paths, globs, ranges of blocks, or "all but ...", as `zoo.patterns` lists them:
+            "patch_embed", "blocks.0-5", "blocks.*.attn", ["cls_token", "*.bias"], "all but head".
 
     Returns:
         The names that are frozen now by these patterns, in the model's order.
 
     Raises:
-        UnknownNameError: If a pattern names nothing; nothing is changed.
+        UnknownNameError: If a pattern names nothing, or a block beyond the last; nothing is changed.
+        ZooError: If a range is empty, or "all but ..." stands beside another pattern; nothing is changed.
     """
-    names = _select(model, patterns)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters, running = dict(model.named_parameters(remove_duplicate=False)), iter_running(model)
+    chosen = set(select({**parameters, **running}, patterns))
+    names = tuple(name for name in parameters if name in chosen)
     for name in names:
         parameters[name].requires_grad_(False)  # noqa: FBT003
-    setattr(model, _RECORD, getattr(model, _RECORD, set()) | set(names))
+    setattr(model, _RECORD, _read_record(model) | set(names))
+    for path, module in running.items():
+        own = [name for name, _ in module.named_parameters(prefix=path, recurse=False)]
+        touched = not chosen.isdisjoint(own or [path])
+        if touched and not any(parameters[name].requires_grad for name in own):
+            hold_still(module)
     return names
 
 
 def unfreeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]:
     """Switch requires_grad on, in place, for every parameter that a pattern names; all patterns or none.
 
-    Make the optimizer and wrap the model for DDP after it, not before: both read requires_grad once.
+    Running statistics move again where a parameter of their module learns again. Make the optimizer and wrap the model
+    for DDP after it, not before: both read requires_grad once.
 
     Args:
         model: Any module.
@@ -47,27 +62,32 @@ def unfreeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
         The names that are trainable now by these patterns, in the model's order.
 
     Raises:
-        UnknownNameError: If a pattern names nothing; nothing is changed.
-        ZooError: If a parameter of integers is named, which cannot be trained; nothing is changed.
+        UnknownNameError: As `freeze`; nothing is changed.
+        ZooError: As `freeze`, or if a parameter of integers is named, which cannot be trained; nothing is changed.
     """
-    names = _select(model, patterns)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters, running = dict(model.named_parameters(remove_duplicate=False)), iter_running(model)
+    chosen = set(select({**parameters, **running}, patterns))
+    names = tuple(name for name in parameters if name in chosen)
     for name in names:
         if not (parameters[name].is_floating_point() or parameters[name].is_complex()):
             raise ZooError(f"{name} is of dtype {parameters[name].dtype} and cannot be trained; name others")
     for name in names:
         parameters[name].requires_grad_(True)  # noqa: FBT003
     for path, module in model.named_modules():
-        kept = {name for name in getattr(module, _RECORD, ()) if f"{path}.{name}".lstrip(".") not in names}
         if hasattr(module, _RECORD):
+            kept = {name for name in _read_record(module) if f"{path}.{name}".lstrip(".") not in chosen}
             setattr(module, _RECORD, kept)
+    for path, module in running.items():
+        own = [name for name, _ in module.named_parameters(prefix=path, recurse=False)]
+        if not chosen.isdisjoint(own or [path]):
+            let_run(module, training=None if module is model else model.training)
     return names
 
 
 def find_frozen(model: nn.Module) -> frozenset[str]:
     """Return the parameter names that were frozen on purpose, through this model or through a module of it."""
     return frozenset(
-        f"{path}.{name}".lstrip(".") for path, module in model.named_modules() for name in getattr(module, _RECORD, ())
+        f"{path}.{name}".lstrip(".") for path, module in model.named_modules() for name in _read_record(module)
     )
 
 
@@ -94,24 +114,16 @@ def find_nothing_trainable(model: nn.Module) -> str:
     )
 
 
-def _select(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the parameter names that the patterns name, ties completed, or raise UnknownNameError."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    modules = [path for path, module in model.named_modules(remove_duplicate=False) if path and _has_any(module)]
-    chosen: set[int] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        paths = tuple(f"{path}." for path in modules if fnmatchcase(path, pattern))
-        hits = [
-            parameter
-            for name, parameter in parameters.items()
-            if fnmatchcase(name, pattern) or (paths and name.startswith(paths))
-        ]
-        if not hits:
-            hint = "a pattern is a parameter's name, a module's path, or a glob over either ('*' is everything)"
-            raise UnknownNameError("pattern", pattern, [*parameters, *modules], hint)
-        chosen |= set(map(id, hits))
-    return tuple(name for name, parameter in parameters.items() if id(parameter) in chosen)
+def _read_record(module: nn.Module) -> set[str]:
+    """Return the names recorded on one module, as they are now.
 
-
-def _has_any(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    A swap stores a projection under other names, with requires_grad carried over: a recorded name that is gone speaks
+    for the frozen parameters of the module that it was in.
+    """
+    record: set[str] = getattr(module, _RECORD, set())
+    if not record:
+        return set()
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    gone = tuple(name.rpartition(".")[0] + "." for name in record - parameters.keys() if "." in name)
+    heirs = {name for name, tensor in parameters.items() if gone and name.startswith(gone) and not tensor.requires_grad}
+    return (record & parameters.keys()) | heirs

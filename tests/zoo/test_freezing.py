@@ -57,9 +57,38 @@ def test_pattern_that_names_nothing_gives_the_nearest_and_changes_nothing(vit) -
     assert find_frozen(vit) == set()
 
 
-def test_word_all_is_no_pattern(vit) -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown pattern 'all'.*'\*' is everything"):
-        zoo.freeze(vit, "all")
+@pytest.mark.parametrize("pattern", ["all", "*"])
+def test_everything_has_two_names(vit, pattern) -> None:
+    assert set(zoo.freeze(vit, pattern)) == {name for name, _ in vit.named_parameters()}
+
+
+def test_all_but_the_head_learns_the_head_alone(vit) -> None:
+    zoo.freeze(vit, "all but head")
+    assert {name for name, parameter in vit.named_parameters() if parameter.requires_grad} == {
+        "head.weight",
+        "head.bias",
+    }
+
+
+@pytest.mark.parametrize(("pattern", "blocks"), [("blocks.0-0", {0}), ("blocks.0-1", {0, 1}), ("blocks.1-", {1})])
+def test_depth_counts_from_zero_and_takes_both_ends(vit, pattern, blocks) -> None:
+    zoo.freeze(vit, pattern)
+    assert frozen(vit) == {
+        name for name, _ in vit.named_parameters() if name.startswith(tuple(f"blocks.{i}." for i in blocks))
+    }
+
+
+def test_depth_beyond_the_model_changes_nothing(vit) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown pattern 'blocks\.0-5'.*blocks holds 2, 0 to 1"):
+        zoo.freeze(vit, ["head", "blocks.0-5"])
+    assert frozen(vit) == set()
+
+
+def test_unfreeze_takes_depth_too(vit) -> None:
+    zoo.freeze(vit, "all")
+    zoo.unfreeze(vit, ["blocks.1-", "head"])
+    assert frozen(vit) == {name for name, _ in vit.named_parameters() if not name.startswith(("blocks.1.", "head."))}
+    assert find_frozen(vit) == frozen(vit)
 
 
 def test_unfreeze_takes_back_what_it_names(vit) -> None:
@@ -103,6 +132,30 @@ def test_integers_cannot_be_unfrozen() -> None:
     with pytest.raises(ZooError, match=r"steps is of dtype torch\.int64"):
         zoo.unfreeze(model, "*")
     assert frozen(model) == {"weight", "bias", "steps"}
+
+
+@pytest.mark.parametrize("attention", ["linear", "separate", "parameter"])
+def test_freeze_is_remembered_through_a_swap_that_renames_its_parameters(vit, attention) -> None:
+    zoo.freeze(vit, "blocks.0.attn")
+    zoo.swap_attention(vit, attention)
+    assert find_frozen(vit) == frozen(vit)
+    assert not zoo.audit(vit).errors
+    zoo.restore_attention(vit)
+    assert (
+        find_frozen(vit)
+        == frozen(vit)
+        == {f"blocks.0.attn.{n}.{k}" for n in ("qkv", "proj") for k in ("weight", "bias")}
+    )
+    zoo.swap_attention(vit, attention)
+    zoo.unfreeze(vit, "blocks.0")
+    assert find_frozen(vit) == frozen(vit) == set()
+
+
+def test_unnamed_freeze_of_a_swapped_projection_is_still_an_accident(vit) -> None:
+    zoo.freeze(vit, "blocks.0.attn")
+    zoo.swap_attention(vit, "parameter")
+    vit.blocks[1].attn.qkv.to_q.requires_grad_(False)
+    assert [finding.tensor for finding in zoo.audit(vit).errors] == ["blocks.1.attn.qkv.to_q"]
 
 
 def test_everything_frozen_is_said_plainly(vit) -> None:
