@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zoo.swap import SwapReport as SwapReport
     from zoo.swap import restore_attention as restore_attention
     from zoo.swap import swap_attention as swap_attention
+    from zoo.tying import tie as tie
     from zoo.weights import attention_weights as attention_weights
 
 _HOMES = {
@@ -47,6 +48,7 @@ _HOMES = {
     "save_bundle": "bundle",
     "snapshot": "snapshots",
     "swap_attention": "swap",
+    "tie": "tying",
     "unfreeze": "freezing",
 }
 __all__ = sorted(_HOMES)

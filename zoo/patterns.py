@@ -19,6 +19,7 @@ _RANGE = re.compile(r"(?:^|(?<=\.))(\d+)-(\d*)(?=\.|$)")
 _ALL_BUT = re.compile(r"all\s+but\s+(.*)")
 _LISTED = re.compile(r"\s*,\s*(?:and\s+)?|\s+and\s+")
 _HINT = "a pattern is a name, a path, a glob over either, a range as in blocks.0-5, 'all', or 'all but head'"
+_NAMES_HINT = "wanted is a parameter's full name, a glob over them, or a range as in blocks.0-5.norm1.weight"
 
 
 def select(tensors: Mapping[str, object], patterns: str | Iterable[str]) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ def find_matches(pattern: str, names: Iterable[str]) -> tuple[str, ...]:
     globs = _expand(pattern, _list_paths(known))
     found = tuple(name for name in known if any(fnmatchcase(name, glob) for glob in globs))
     if not found:
-        raise _unknown(pattern, known)
+        raise _unknown(pattern, known, _NAMES_HINT)
     return found
 
 
@@ -77,14 +78,14 @@ def _find_below(pattern: str, tensors: Iterable[str], paths: tuple[str, ...]) ->
 
 
 def _expand(pattern: str, paths: tuple[str, ...]) -> list[str]:
-    """Write a pattern with ranges out as globs, one for each index."""
+    """Write a pattern with ranges out as globs, one for each index; none if nothing is numbered there."""
     found = _RANGE.search(pattern)
     if found is None:
         return [pattern]
     before, after = pattern[: found.start()], pattern[found.end() :]
     stacks = {stack: held for stack, held in _list_stacks(paths).items() if fnmatchcase(stack, before[:-1])}
     if not stacks:
-        raise _unknown(pattern, paths)
+        return []
     first = int(found[1])
     last = int(found[2]) if found[2] else max(max(held) for held in stacks.values())
     if first > last and found[2]:
@@ -97,15 +98,15 @@ def _expand(pattern: str, paths: tuple[str, ...]) -> list[str]:
     return [glob for index in indices for glob in _expand(f"{before}{index}{after}", paths)]
 
 
-def _unknown(pattern: str, paths: tuple[str, ...]) -> UnknownNameError:
+def _unknown(pattern: str, known: tuple[str, ...], hint: str = _HINT) -> UnknownNameError:
     """Say that a pattern names nothing, and how many there are where it counts too far."""
-    stacks, parts = _list_stacks(paths), pattern.split(".")
+    stacks, parts = _list_stacks(_list_paths(known)), pattern.split(".")
     for depth, part in enumerate(parts):
         stack = ".".join(parts[:depth])
         if part.isdecimal() and stack in stacks and int(part) not in stacks[stack]:
-            return UnknownNameError("pattern", pattern, paths, _describe_stack(stack, stacks[stack]))
+            return UnknownNameError("pattern", pattern, known, _describe_stack(stack, stacks[stack]))
     many = "; several patterns are a list: [a, b]" if "," in pattern else ""
-    return UnknownNameError("pattern", pattern, paths, _HINT + many)
+    return UnknownNameError("pattern", pattern, known, hint + many)
 
 
 def _describe_stack(stack: str, held: set[int]) -> str:
