@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from zoo.errors import ZooError as ZooError
     from zoo.freezing import freeze as freeze
     from zoo.freezing import unfreeze as unfreeze
+    from zoo.plugins import load_plugins as load_plugins
+    from zoo.plugins import plugin_sources as plugin_sources
     from zoo.registry import list_attentions as list_attentions
     from zoo.registry import register_attention as register_attention
     from zoo.snapshots import snapshot as snapshot
@@ -43,6 +45,8 @@ _HOMES = {
     "freeze": "freezing",
     "list_attentions": "registry",
     "load_bundle": "bundle",
+    "load_plugins": "plugins",
+    "plugin_sources": "plugins",
     "register_attention": "registry",
     "restore_attention": "swap",
     "save_bundle": "bundle",

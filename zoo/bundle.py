@@ -23,6 +23,7 @@ from zoo.card import ModelCard, read_card, write_card
 from zoo.create import create_model
 from zoo.durable import new_directory
 from zoo.errors import BundleError, ZooError
+from zoo.plugin_check import check_plugins
 from zoo.ties import find_ties, tie
 
 WEIGHTS, CARD, GOLDEN = "model.safetensors", "card.json", "golden.safetensors"
@@ -148,12 +149,12 @@ def _build(path: Path, card: ModelCard) -> nn.Module:
     if card.attention_options:
         raise BundleError(f"{path / CARD}: attention_options: {card.attention!r} takes none here")
     kwargs: dict[str, Any] = {**card.timm_kwargs, "num_classes": len(card.class_names)}
+    check_plugins(card, path / CARD)
     try:
         # The seed keeps the caller's random stream as it is; every weight is replaced.
         return create_model(card.backbone, card.attention, seed=0, **kwargs)
     except ZooError as error:
-        first = f"import {', '.join(card.plugins)} first: " if card.plugins else ""
-        raise BundleError(f"{path / CARD}: cannot build the model: {first}{error}") from error
+        raise BundleError(f"{path / CARD}: cannot build the model: {error}") from error
 
 
 def _read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from zoo.errors import BundleError
 
@@ -88,6 +88,23 @@ class Lineage(_Strict):
     """Versions of the packages that it was trained with, by name."""
 
 
+class PluginSource(_Strict):
+    """What registers a variant that is not built in. Its code is in no bundle: whoever loads one brings it along."""
+
+    name: Name
+    """The file's name, such as my_attention.py, or the module's, such as my_package.attention."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """Hash of the file that the model was trained with; null where there was none."""
+    distribution: Name | None = None
+    """The installed package that offered the variant, by its name on an index."""
+    version: Name | None = None
+    """Version of that package."""
+
+
+def _take_name(plugin: object) -> object:
+    return PluginSource(name=plugin) if isinstance(plugin, str) else plugin  # older cards hold names alone
+
+
 class ModelCard(_Strict):
     """Everything about a model but its weights."""
 
@@ -101,8 +118,8 @@ class ModelCard(_Strict):
     """The registered attention variant."""
     attention_options: dict[str, JsonValue] = Field(default_factory=dict)
     """Options of the variant, where it has any."""
-    plugins: tuple[Name, ...] = ()
-    """Modules that register the variant; whoever loads the bundle imports them first."""
+    plugins: tuple[Annotated[PluginSource, BeforeValidator(_take_name)], ...] = ()
+    """What registers the variant, where it is not built in; `zoo.plugin_sources(attention)` knows it."""
     class_names: Annotated[tuple[Name, ...], Field(min_length=2)]
     """The classes in the order of the logits."""
     preprocessing: Preprocessing

@@ -4,9 +4,13 @@ ZooError (a ValueError: what the user gave does not fit)
 ├── UnknownNameError   a backbone, variant, scheme or pattern that nobody registered; names the nearest
 ├── BackboneError      a timm model that cannot be built as asked
 ├── SwapError          a model whose attention cannot be replaced, and why
+├── PluginError        a file, module or package that should register a variant and does not, or clashes
 ├── BundleError        a bundle that is damaged, foreign or of another format
+│   └── MissingPluginError  whose attention a plugin registers that was not given
 ├── ImageError         bytes that are not an image within the limits
 └── AuditError         a model or optimizer that will not train as its owner believes
+
+PluginWarning (a UserWarning): a plugin that is not the one a bundle was made with, or a package's that is broken.
 
 No torch is imported here, so that `zoo.card` and `zoo.preprocess` stay light.
 """
@@ -35,8 +39,20 @@ class SwapError(ZooError):
     """A model whose attention cannot be replaced; nothing was changed."""
 
 
+class PluginError(ZooError):
+    """A plugin that cannot be loaded, or a name that it cannot have; the registry is as it was."""
+
+
 class BundleError(ZooError):
     """A bundle that is damaged, of another format, or not what its card says."""
+
+
+class MissingPluginError(BundleError):
+    """A bundle whose attention is not registered; the message says which plugin does it, and how to give it."""
+
+
+class PluginWarning(UserWarning):
+    """A plugin is not quite what it should be; work goes on."""
 
 
 class ImageError(ZooError):

@@ -191,7 +191,10 @@ DAMAGE = [
     (lambda b: edit_card(b, format_version=2), "format_version 2 is newer"),
     (lambda b: edit_card(b, class_names=["a", "b", "c", "d"]), "the card's 4 class_names"),
     (lambda b: edit_card(b, attention="parametr"), "unknown attention 'parametr', did you mean 'parameter'"),
-    (lambda b: edit_card(b, attention="mine", plugins=["my_pkg"]), "import my_pkg first: unknown attention 'mine'"),
+    (
+        lambda b: edit_card(b, attention="mine", plugins=["my_pkg"]),
+        r"attention 'mine' is not registered here: it needs .* my_pkg",
+    ),
     (lambda b: edit_card(b, attention_options={"x": 1}), "attention_options"),
 ]
 

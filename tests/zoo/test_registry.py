@@ -1,9 +1,12 @@
+import subprocess
+import sys
+
 import pytest
 from torch import nn
 
 import zoo
-from zoo.errors import UnknownNameError
-from zoo.registry import find_attention
+from zoo.errors import PluginError, UnknownNameError
+from zoo.registry import describe_holder, find_attention, registered, undone_on_error
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -21,11 +24,33 @@ def test_the_fixture_took_the_test_variant_away() -> None:
 
 
 @pytest.mark.usefixtures("own_registry")
-def test_a_name_is_given_once() -> None:
+def test_a_name_is_given_once_and_the_holder_is_named() -> None:
     before = find_attention("separate")
-    with pytest.raises(ValueError, match="attention 'separate' is already SeparateProjection"):
-        zoo.register_attention("separate")(nn.Linear)
+    with pytest.raises(PluginError, match="attention 'separate' is already SeparateProjection, built in; choose"):
+        zoo.register_attention("separate")(nn.Identity)
     assert find_attention("separate") is before
+    zoo.register_attention("mine")(type("Mine", (nn.Identity,), {"__module__": __name__}))
+    assert describe_holder("mine").startswith("Mine, of ")
+    with pytest.raises(PluginError, match=r"attention 'mine' is already Mine, of .*test_registry\.py"):
+        zoo.register_attention("mine")(nn.Identity)
+    with pytest.raises(PluginError, match="attention 'timm' is already timm's own attention"):
+        zoo.register_attention("timm")(nn.Identity)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a/b", "a:b", "a\n"])
+def test_a_name_that_no_command_line_takes_is_refused(name: str) -> None:
+    with pytest.raises(PluginError, match=r"attention name .*: wanted are letters"):
+        zoo.register_attention(name)
+
+
+def test_what_is_no_module_class_is_refused() -> None:
+    with pytest.raises(PluginError, match=r"'mine': wanted is a class derived from torch's nn\.Module, got <class 'in"):
+        zoo.register_attention("mine")(int)  # type: ignore[type-var]
+    with pytest.raises(PluginError, match=r"'mine': wanted is a class .*, got Linear\("):
+        zoo.register_attention("mine")(nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match=r'wants a name first: @zoo\.register_attention\("my_name"\), got <class'):
+        zoo.register_attention(nn.Linear)  # type: ignore[arg-type]
+    assert "mine" not in registered()
 
 
 @pytest.mark.parametrize(
@@ -38,3 +63,26 @@ def test_a_name_is_given_once() -> None:
 def test_an_unknown_name_gives_the_nearest_or_all(name: str, message: str) -> None:
     with pytest.raises(UnknownNameError, match=message):
         find_attention(name)
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_block_that_fails_leaves_the_registry_as_it_was() -> None:
+    before = registered()
+
+    def fail() -> None:
+        with undone_on_error():
+            zoo.register_attention("mine")(nn.Identity)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert registered() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["find_attention('separate')", "register_attention('separate')(torch.nn.Identity)"])
+def test_the_built_in_variants_are_first_whatever_is_imported_first(use: str) -> None:
+    code = f"import torch\nfrom zoo.registry import *\ntry: {use}\nexcept ValueError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = "attention 'separate' is already SeparateProjection, built in; choose another name\n"
+    assert done.stdout == (told if use.startswith("register") else "")
