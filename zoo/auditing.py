@@ -5,22 +5,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from zoo.checks import (
-    check_contiguous,
-    check_finite,
-    check_optimizer,
-    check_registered,
-    check_requires_grad,
-    check_ties,
-)
+from zoo.aliasing import check_ties
+from zoo.checks import check_contiguous, check_finite, check_materialized, check_optimizer, check_requires_grad
 from zoo.errors import AuditError
 from zoo.findings import Finding as Finding
 from zoo.findings import Severity
 from zoo.probes import Batch, check_probe
-from zoo.progress import check_broken_ties, check_progress, check_replaced
+from zoo.progress import (
+    check_broken_ties,
+    check_frozen,
+    check_init_pass,
+    check_progress,
+    check_replaced,
+    check_rewrites,
+)
 from zoo.scale import ScaleRow, check_scale, measure_scale
 from zoo.snapshots import OptimizerLike, Snapshot, bare_model
+from zoo.unregistered import check_registered
 
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -89,10 +92,11 @@ def audit(
     Args:
         model: The model, bare or wrapped for DDP or by torch.compile; names are the bare model's.
         optimizer: What will step it; without it, nothing is said of its groups.
-        batch: Images, (B, 3, height, width), or the tuple of forward's arguments: one forward and backward pass is
-            tried on a copy in train mode, for what forward does not use or replaces.
-        before: `zoo.snapshot(model, optimizer)` from before some optimizer steps, for what they did not reach. Its
-            recording ends here.
+        batch: Images, (B, 3, height, width), the tuple of forward's arguments or the mapping of its keywords: one
+            forward and backward pass is tried on a copy in train mode, for what forward does not use, replaces or
+            keeps to itself.
+        before: `zoo.snapshot(model, optimizer)` from before some optimizer steps, for what they did not reach and what
+            else wrote; or from before an init pass, for what that left untouched. Its recording ends here.
 
     Returns:
         The findings; `raise_for_findings()` turns errors into an exception.
@@ -101,27 +105,40 @@ def audit(
         ZooError: If the model fails on `batch`.
     """
     model = bare_model(model)
-    attentions = measure_scale(model)
-    findings = [
+    findings = list(check_materialized(model))
+    attentions: tuple[ScaleRow, ...] = ()
+    if not findings:  # without shapes there is nothing to measure yet
+        attentions = measure_scale(model)
+        findings = [*_check_state(model, optimizer, before), *check_scale(attentions)]
+        if before is not None:
+            findings += _check_since(model, before)
+        if batch is not None and any(parameter.requires_grad for parameter in model.parameters()):
+            findings += check_probe(model, batch)
+    parameters = list(model.parameters())
+    return AuditReport(
+        findings=tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity))),
+        parameters=len(parameters),
+        trainable=sum(parameter.requires_grad for parameter in parameters),
+        elements=sum(parameter.numel() for parameter in parameters if not is_lazy(parameter)),
+        buffers=len(list(model.buffers())),
+        attentions=attentions,
+    )
+
+
+def _check_state(model: nn.Module, optimizer: OptimizerLike | None, before: Snapshot | None) -> list[Finding]:
+    return [
         *check_registered(model),
         *check_requires_grad(model),
         *(check_optimizer(model, optimizer, before) if optimizer is not None else ()),
         *check_ties(model),
         *check_contiguous(model),
         *check_finite(model),
-        *check_scale(attentions),
     ]
-    if before is not None:
-        before.close()
-        findings += [*check_replaced(model, before), *check_broken_ties(model, before), *check_progress(model, before)]
-    if batch is not None and any(parameter.requires_grad for parameter in model.parameters()):
-        findings += check_probe(model, batch)
-    parameters = list(model.parameters())
-    return AuditReport(
-        findings=tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity))),
-        parameters=len(parameters),
-        trainable=sum(parameter.requires_grad for parameter in parameters),
-        elements=sum(parameter.numel() for parameter in parameters),
-        buffers=len(list(model.buffers())),
-        attentions=attentions,
-    )
+
+
+def _check_since(model: nn.Module, before: Snapshot) -> list[Finding]:
+    before.close()
+    findings = [*check_replaced(model, before), *check_broken_ties(model, before)]
+    if not before.steps and not any(trace.gradients for trace in before.traces.values()):
+        return [*findings, *(check_init_pass(before) if not findings else ())]
+    return [*findings, *check_rewrites(model, before), *check_frozen(before), *check_progress(model, before)]

@@ -6,8 +6,12 @@ import torch
 from torch import nn
 
 from zoo.findings import Finding, Severity
-from zoo.snapshots import Snapshot, Trace, first_names, hash_bytes
+from zoo.snapshots import Snapshot, Trace, first_names
 from zoo.weights import attention_weights
+
+_REDRAWN = 0.5  # a cosine below is no clipping or rescaling: two draws of mean 0 have one near 0
+_MANY, _LISTED = 4, 40  # above so many untouched parameters, one finding tells all, and names so many
+_LEFT = "the pass looks for modules of other kinds (Module.apply hands it modules, no parameters): initialise it too"
 
 # An exact zero once or twice is what zero-initialised heads, gains and scales give to the layers behind them.
 _ZEROS: dict[int, Severity] = {0: "note", 1: "note", 2: "warning"}
@@ -42,6 +46,60 @@ def check_broken_ties(model: nn.Module, before: Snapshot) -> Iterator[Finding]:
             yield Finding("tie", "error", name, f"was one tensor with {owner} and is another now: tie them again")
 
 
+def check_frozen(before: Snapshot) -> Iterator[Finding]:
+    """Find parameters that were frozen at the snapshot, and changed all the same while others were trained."""
+    if not any(trace.gradients for trace in before.traces.values()):
+        return
+    for name, trace in before.frozen.items():
+        if trace.changed:
+            message = (
+                "was frozen at the snapshot and has changed: an optimizer moves whatever has a .grad, by its momentum "
+                "and weight decay too; keep frozen parameters out of it, or their .grad None"
+            )
+            yield Finding("frozen", "error", name, message)
+
+
+def check_rewrites(model: nn.Module, before: Snapshot) -> Iterator[Finding]:
+    """Find parameters that something else than the optimizer wrote to while it trained them."""
+    now = dict(model.named_parameters())
+    for name, trace in before.traces.items():
+        if not trace.rewrites or not trace.gradients or now.get(name) is not trace.tensor:
+            continue
+        worst = min(trace.rewrites, key=lambda rewrite: rewrite.likeness)
+        when = f"after step {worst.after_step}" if worst.after_step else "before the first step"
+        what = f"was written to by something else than the optimizer ({len(trace.rewrites)} times; {when} the values"
+        if worst.likeness < _REDRAWN:
+            message = (
+                f"{what} have a cosine of {worst.likeness:.2f} to those before): it is initialised again while it "
+                "trains, and what it learned is lost; initialise before the optimizer is made"
+            )
+            yield Finding("rewritten", "error", name, message)
+        else:
+            message = f"{what} stayed alike, cosine {worst.likeness:.3f}): clipped, rescaled or loaded; is it meant?"
+            yield Finding("rewritten", "warning", name, message)
+
+
+def check_init_pass(before: Snapshot) -> Iterator[Finding]:
+    """Where no gradient and no step was seen since the snapshot: find what an init pass left untouched."""
+    traces = before.traces | before.frozen
+    reached = {name for name, trace in traces.items() if trace.written}
+    left = [name for name, trace in traces.items() if name not in reached and trace.tensor.numel()]
+    if not reached:
+        message = (
+            "nothing reached a parameter: no optimizer step was taken since the snapshot, no gradient came and nothing "
+            "wrote; audit after some steps. If it was an init pass: Module.apply hands its function modules, so that "
+            "isinstance(m, nn.Parameter) never holds; loop over m.parameters(recurse=False) inside it"
+        )
+        yield Finding("init", "error", "", message)
+    elif len(left) > _MANY:
+        names = ", ".join(left[:_LISTED]) + (f" and {len(left) - _LISTED} more" if len(left) > _LISTED else "")
+        message = f"the init pass left {len(left)} of {len(traces)} parameters untouched: {names}; {_LEFT}"
+        yield Finding("init", "warning", "", message)
+    else:
+        for name in left:
+            yield Finding("init", "warning", name, f"was left untouched by the init pass; {_LEFT}")
+
+
 def check_progress(model: nn.Module, before: Snapshot) -> Iterator[Finding]:
     """Find trainable parameters that got no gradient or did not change since the snapshot."""
     now = dict(model.named_parameters())
@@ -50,11 +108,12 @@ def check_progress(model: nn.Module, before: Snapshot) -> Iterator[Finding]:
         for name, trace in before.traces.items()
         if now.get(name) is trace.tensor and trace.tensor.requires_grad
     }
-    changed = {name: hash_bytes(trace.tensor) != trace.digest for name, trace in traces.items()}
+    changed = {name: trace.changed for name, trace in traces.items()}
     backwards = max((trace.gradients for trace in before.traces.values()), default=0)
     steps = backwards if before.steps is None else before.steps
-    if not steps and not any(changed.values()):
-        yield Finding("progress", "error", "", "no optimizer step was taken since the snapshot: audit after some steps")
+    if not steps and backwards:
+        message = f"{backwards} backward passes and no optimizer step since the snapshot: audit after some steps"
+        yield Finding("progress", "error", "", message)
         return
     if traces and not any(changed.values()):
         yield _judge_standstill(list(traces.values()), steps)
