@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import SwapError, UnknownNameError
-from zoo.projections import LinearProjection, Projection, part_biases, part_weights
-from zoo.timm_map import iter_attentions, outside_biases, present_slots
+from zoo.projections import KINDS, LinearProjection, Projection, ProjectionSpec, fill_parts, part_tensors
+from zoo.slots import find_places, iter_attentions, outside_biases
 
 Draw = Callable[[int, int, torch.Generator | None], tuple[Tensor, Tensor]]
 
@@ -84,15 +84,20 @@ def init_attention(attention: nn.Module, scheme: str, generator: torch.Generator
     if scheme not in _DRAWS:
         raise UnknownNameError("init", scheme, _DRAWS)
     outside = _trained_outside(attention)
-    for slot in present_slots(attention):
-        child = attention.get_submodule(slot.child)
-        sizes = part_sizes(child, slot.parts)
-        biases = outside | {part: bias for part, bias in part_biases(child, sizes).items() if bias is not None}
-        for part, weight in part_weights(child, sizes).items():
+    for place in find_places(attention):
+        child, layout = place.child, place.layout
+        weights, biases = (dict(part_tensors(child, layout, kind)) for kind in KINDS)
+        for part, weight in weights.items():
+            if part == "mlp":
+                continue  # a block's first MLP layer beside q, k and v keeps what it has
             drawn, offset = _DRAWS[scheme](weight.shape[0], weight.shape[1], generator)
-            weight.copy_(drawn)
+            weights[part] = drawn.to(weight)
             if part in biases:
-                biases[part].copy_(offset)
+                biases[part] = offset.to(weight)
+            if part in outside:
+                outside[part].copy_(offset)
+        fill_parts(child, layout, "weight", weights)
+        fill_parts(child, layout, "bias", biases)
 
 
 def init_model(model: nn.Module, scheme: str, seed: int | None = None) -> None:
@@ -129,40 +134,26 @@ def _init_as_timm(model: nn.Module, seed: int | None) -> None:
             torch.manual_seed(seed)
         init_weights()
     for (_, attention), (_, drawn) in zip(iter_attentions(model), iter_attentions(reference), strict=True):
-        for slot in present_slots(attention):
-            child, linear = attention.get_submodule(slot.child), drawn.get_submodule(slot.child)
-            sizes = part_sizes(child, slot.parts)
-            for read in (part_weights, part_biases):
-                for target, source in zip(read(child, sizes).values(), read(linear, sizes).values(), strict=True):
-                    if target is not None and source is not None:
-                        target.copy_(source)
+        for place, source in zip(find_places(attention), find_places(drawn), strict=True):
+            for kind in KINDS:
+                fill_parts(place.child, place.layout, kind, part_tensors(source.child, source.layout, kind))
         for part, bias in _trained_outside(attention).items():
             bias.copy_(outside_biases(drawn)[part])
 
 
 def _put_linear(attention: nn.Module) -> None:
     """Put nn.Linear layers of the same weights in place of one attention's projections."""
-    for slot in present_slots(attention):
-        child = attention.get_submodule(slot.child)
+    for place in find_places(attention):
+        child, layout = place.child, place.layout
         if isinstance(child, Projection):
-            weight, bias = child.weight, child.bias
-            linear = LinearProjection.build(
-                child.in_features, child.parts, bias=bias is not None, device=weight.device, dtype=weight.dtype
-            )
-            linear.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
-            setattr(attention, slot.child, linear)
+            first = next(child.parameters())
+            spec = ProjectionSpec(child.in_features, layout, child.bias is not None, first.device, first.dtype)
+            linear = LinearProjection.build(spec)
+            for kind in KINDS:
+                fill_parts(linear, layout, kind, child.part_tensors(kind))
+            place.put(linear)
 
 
 def _trained_outside(attention: nn.Module) -> dict[str, Tensor]:
     """Return the biases outside of the projections that are parameters; a buffer (EVA's k bias) stays zero."""
     return {part: bias for part, bias in outside_biases(attention).items() if isinstance(bias, nn.Parameter)}
-
-
-def part_sizes(child: nn.Module, parts: tuple[str, ...]) -> dict[str, int]:
-    """Return the output width of each part of a projection; a fused nn.Linear holds parts of equal width."""
-    if isinstance(child, Projection):
-        return child.parts
-    out_features = child.out_features
-    assert isinstance(out_features, int)
-    assert out_features % len(parts) == 0, f"{out_features} columns hold no {len(parts)} parts of one width"
-    return dict.fromkeys(parts, out_features // len(parts))

@@ -10,62 +10,65 @@ offers `weight` (out, in), `bias`, `in_features` and `out_features` as nn.Linear
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zoo.layout import Layout
 from zoo.registry import register_attention
 
-STORED_NAMES = {"q": "to_q", "k": "to_k", "v": "to_v", "out": "projection"}
+KINDS = ("weight", "bias")
+_STORED_NAMES = {"out": "projection"}
+
+
+def stored_name(part: str) -> str:
+    """Return how a part is called in storage: `to_q`, `to_k`, `to_v`, and `projection` for the output."""
+    return _STORED_NAMES.get(part, f"to_{part}")
+
+
+@dataclass(frozen=True)
+class ProjectionSpec:
+    """What a projection must hold.
+
+    Attributes:
+        in_features: Width of the input, C.
+        layout: The parts, their widths and their order in the output.
+        bias: Whether every part has a bias.
+        device: Where the storage lives; None is torch's default.
+        dtype: Its type; None is torch's default.
+    """
+
+    in_features: int
+    layout: Layout
+    bias: bool = True
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
 
 
 class Projection(nn.Module):
     """A stand-in for nn.Linear that keeps each part (q, k, v or out) as a tensor of its own.
-
-    Args:
-        in_features: Width of the input, C.
-        parts: Output width of each part, in the order of the fused output.
-        bias: Whether every part has a bias.
-        device: Where the storage lives.
-        dtype: Its type.
 
     The storage is uninitialised: whoever builds a projection fills it (`zoo.init`, or a copy of other weights).
     """
 
     transposed = False  # whether a weight is stored (in, out), for `x @ W`
 
-    def __init__(
-        self,
-        in_features: int,
-        parts: Mapping[str, int],
-        *,
-        bias: bool = True,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, spec: ProjectionSpec) -> None:
         super().__init__()
-        self.in_features = in_features
-        self.parts = dict(parts)
-        self._allocate(bias=bias, device=device, dtype=dtype)
+        self.in_features, self.layout = spec.in_features, spec.layout
+        self._allocate(spec)
         self.register_load_state_dict_pre_hook(_split_linear_keys)  # type: ignore[no-untyped-call]
 
     @classmethod
-    def build(
-        cls,
-        in_features: int,
-        parts: Mapping[str, int],
-        *,
-        bias: bool = True,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> nn.Module:
-        """Return an uninitialised module for these parts; a variant may answer with a plain nn.Linear."""
-        return cls(in_features, parts, bias=bias, device=device, dtype=dtype)
+    def build(cls, spec: ProjectionSpec) -> nn.Module:
+        """Return an uninitialised module for this spec; a variant may answer with a plain nn.Linear."""
+        return cls(spec)
 
     @abstractmethod
-    def _allocate(self, *, bias: bool, device: torch.device | None, dtype: torch.dtype | None) -> None:
+    def _allocate(self, spec: ProjectionSpec) -> None:
         """Create the parameters of every part."""
 
     @abstractmethod
@@ -77,32 +80,31 @@ class Projection(nn.Module):
         owner, _, leaf = self.stored_key(part, kind).rpartition(".")
         return self.get_submodule(owner)._parameters[leaf]
 
-    @abstractmethod
-    def part_weights(self) -> dict[str, Tensor]:
-        """Return each part's weight as a view, (out, in)."""
-
-    @abstractmethod
-    def part_biases(self) -> dict[str, Tensor | None]:
-        """Return each part's bias, (out,), or None."""
+    def part_tensors(self, kind: str) -> dict[str, Tensor]:
+        """Return each part's `weight` (out, in) or `bias` (out,) as views of the storage; empty without a bias."""
+        stored = {part: self.part_parameter(part, kind) for part in self.layout.parts}
+        turned = kind == "weight" and self.transposed
+        return {part: tensor.t() if turned else tensor for part, tensor in stored.items() if tensor is not None}
 
     @property
     def out_features(self) -> int:
         """Width of the output, all parts together."""
-        return sum(self.parts.values())
+        return self.layout.total
 
     @property
     def weight(self) -> Tensor:
-        """All parts as nn.Linear would hold them, (out, in): a view of a single part, a concatenation of several."""
-        weights = list(self.part_weights().values())
-        return weights[0] if len(weights) == 1 else torch.cat(weights)
+        """All parts as nn.Linear would hold them, (out, in): a view of a single part, a new tensor of several."""
+        if not self.transposed:
+            return self.layout.join(self.part_tensors("weight"))
+        # joined as they are stored: a copy that transposes costs up to a quarter of a product of few tokens
+        stored = {part: tensor.t() for part, tensor in self.part_tensors("weight").items()}
+        return self.layout.join(stored, dim=1).t()
 
     @property
     def bias(self) -> Tensor | None:
         """All parts' biases, (out,), or None."""
-        biases = [b for b in self.part_biases().values() if b is not None]
-        if not biases:
-            return None
-        return biases[0] if len(biases) == 1 else torch.cat(biases)
+        biases = self.part_tensors("bias")
+        return self.layout.join(biases) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Project (B, N, in) to (B, N, out), in one matrix product however many parts there are."""
@@ -110,8 +112,9 @@ class Projection(nn.Module):
 
     def extra_repr(self) -> str:
         """Name the widths, as nn.Linear does."""
-        parts = ", ".join(f"{name}={size}" for name, size in self.parts.items())
-        return f"in_features={self.in_features}, {parts}, bias={self.bias is not None}"
+        parts = ", ".join(f"{name}={size}" for name, size in self.layout.sizes.items())
+        by_head = f", {self.layout.num_heads} heads" if self.layout.num_heads > 1 else ""
+        return f"in_features={self.in_features}, {parts}{by_head}, bias={self.bias is not None}"
 
 
 @register_attention("linear")
@@ -119,19 +122,11 @@ class LinearProjection(Projection):
     """timm's own form: one nn.Linear for all parts. `build` answers with exactly that, so timm's names stay."""
 
     @classmethod
-    def build(
-        cls,
-        in_features: int,
-        parts: Mapping[str, int],
-        *,
-        bias: bool = True,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> nn.Module:
+    def build(cls, spec: ProjectionSpec) -> nn.Module:
         """Return an nn.Linear(in_features, sum of the parts) whose storage is uninitialised."""
         with torch.device("meta"):  # no draw: the swap must leave the random stream as it was
-            linear = nn.Linear(in_features, sum(parts.values()), bias=bias, dtype=dtype)
-        return linear.to_empty(device=device or torch.get_default_device())
+            linear = nn.Linear(spec.in_features, spec.layout.total, bias=spec.bias, dtype=spec.dtype)
+        return linear.to_empty(device=spec.device or torch.get_default_device())
 
 
 @register_attention("separate")
@@ -139,35 +134,18 @@ class SeparateProjection(Projection):
     """Three nn.Linear, `to_q`, `to_k` and `to_v`; a single part stays the nn.Linear that timm has."""
 
     @classmethod
-    def build(
-        cls,
-        in_features: int,
-        parts: Mapping[str, int],
-        *,
-        bias: bool = True,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> nn.Module:
+    def build(cls, spec: ProjectionSpec) -> nn.Module:
         """Return separate Linear layers, or one nn.Linear where there is nothing to separate."""
-        build = super().build if len(parts) > 1 else LinearProjection.build
-        return build(in_features, parts, bias=bias, device=device, dtype=dtype)
+        return cls(spec) if len(spec.layout.parts) > 1 else LinearProjection.build(spec)
 
-    def _allocate(self, *, bias: bool, device: torch.device | None, dtype: torch.dtype | None) -> None:
-        for name, size in self.parts.items():
-            linear = LinearProjection.build(self.in_features, {name: size}, bias=bias, device=device, dtype=dtype)
-            self.add_module(STORED_NAMES[name], linear)
+    def _allocate(self, spec: ProjectionSpec) -> None:
+        for part, size in spec.layout.sizes.items():
+            one = ProjectionSpec(spec.in_features, Layout({part: size}), spec.bias, spec.device, spec.dtype)
+            self.add_module(stored_name(part), LinearProjection.build(one))
 
     def stored_key(self, part: str, kind: str) -> str:
         """Return `to_q.weight` and the like."""
-        return f"{STORED_NAMES[part]}.{kind}"
-
-    def part_weights(self) -> dict[str, Tensor]:
-        """Return each Linear's weight, (out, in)."""
-        return {part: getattr(self, STORED_NAMES[part]).weight for part in self.parts}
-
-    def part_biases(self) -> dict[str, Tensor | None]:
-        """Return each Linear's bias, (out,), or None."""
-        return {part: getattr(self, STORED_NAMES[part]).bias for part in self.parts}
+        return f"{stored_name(part)}.{kind}"
 
 
 @register_attention("parameter")
@@ -181,50 +159,38 @@ class ParameterProjection(Projection):
 
     transposed = True
 
-    def _allocate(self, *, bias: bool, device: torch.device | None, dtype: torch.dtype | None) -> None:
-        for name, size in self.parts.items():
-            stored = STORED_NAMES[name]
-            raw = torch.empty(self.in_features, size, device=device, dtype=dtype)
-            self.register_parameter(stored, nn.Parameter(raw))
-            offset = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if bias else None
-            self.register_parameter(f"{stored}_bias", offset)  # 1-D, so that weight decay leaves it alone
+    def _allocate(self, spec: ProjectionSpec) -> None:
+        where = {"device": spec.device, "dtype": spec.dtype}
+        for part, size in spec.layout.sizes.items():
+            name = stored_name(part)
+            self.register_parameter(name, nn.Parameter(torch.empty(spec.in_features, size, **where)))  # type: ignore[arg-type]
+            offset = nn.Parameter(torch.empty(size, **where)) if spec.bias else None  # type: ignore[arg-type]
+            self.register_parameter(f"{name}_bias", offset)  # 1-D, so that weight decay leaves it alone
 
     def stored_key(self, part: str, kind: str) -> str:
         """Return `to_q`, `to_q_bias` and the like."""
-        return STORED_NAMES[part] if kind == "weight" else f"{STORED_NAMES[part]}_bias"
-
-    @property
-    def weight(self) -> Tensor:
-        """All parts as nn.Linear would hold them, (out, in): a view of a single part, a concatenation of several."""
-        raws = [getattr(self, STORED_NAMES[part]) for part in self.parts]
-        # joined as they are stored: a copy that transposes costs up to a quarter of a product of few tokens
-        joined: Tensor = raws[0] if len(raws) == 1 else torch.cat(raws, dim=1)
-        return joined.t()
-
-    def part_weights(self) -> dict[str, Tensor]:
-        """Return the transposed view of each matrix, (out, in)."""
-        return {part: getattr(self, STORED_NAMES[part]).t() for part in self.parts}
-
-    def part_biases(self) -> dict[str, Tensor | None]:
-        """Return each part's bias, (out,), or None."""
-        return {part: getattr(self, f"{STORED_NAMES[part]}_bias") for part in self.parts}
+        return stored_name(part) if kind == "weight" else f"{stored_name(part)}_bias"
 
 
-def part_weights(module: nn.Module, parts: Mapping[str, int]) -> dict[str, Tensor]:
-    """Return each part's weight of a projection or an nn.Linear as a view, (out, in)."""
+def part_tensors(module: nn.Module, layout: Layout, kind: str) -> dict[str, Tensor]:
+    """Return each part's `weight` (out, in) or `bias` (out,) of a projection or an nn.Linear; empty without a bias.
+
+    Views of the module's storage, but for an nn.Linear that holds several parts head by head.
+    """
     if isinstance(module, Projection):
-        return module.part_weights()
-    return dict(zip(parts, torch.split(module.get_parameter("weight"), list(parts.values())), strict=True))
+        return module.part_tensors(kind)
+    fused = module._parameters[kind]
+    return {} if fused is None else layout.split(fused)
 
 
-def part_biases(module: nn.Module, parts: Mapping[str, int]) -> dict[str, Tensor | None]:
-    """Return each part's bias of a projection or an nn.Linear as a view, (out,), or None."""
+@torch.no_grad()
+def fill_parts(module: nn.Module, layout: Layout, kind: str, values: Mapping[str, Tensor]) -> None:
+    """Copy values, (out, in) or (out,) by part, into the storage of a projection or an nn.Linear; {} does nothing."""
     if isinstance(module, Projection):
-        return module.part_biases()
-    bias = module.bias
-    if not isinstance(bias, Tensor):
-        return dict.fromkeys(parts)
-    return dict(zip(parts, torch.split(bias, list(parts.values())), strict=True))
+        for part, target in module.part_tensors(kind).items():
+            target.copy_(values[part])
+    elif values:
+        module.get_parameter(kind).copy_(layout.join(values))
 
 
 def part_parameter(module: nn.Module, part: str, kind: str) -> nn.Parameter | None:
@@ -232,6 +198,13 @@ def part_parameter(module: nn.Module, part: str, kind: str) -> nn.Parameter | No
     if isinstance(module, Projection):
         return module.part_parameter(part, kind)
     return module._parameters[kind]
+
+
+def put_part_parameter(module: nn.Module, part: str, kind: str, tensor: nn.Parameter) -> None:
+    """Let `tensor` be the Parameter in which a projection or an nn.Linear stores a part's `weight` or `bias`."""
+    key = module.stored_key(part, kind) if isinstance(module, Projection) else kind
+    owner, _, leaf = key.rpartition(".")
+    module.get_submodule(owner)._parameters[leaf] = tensor
 
 
 def _split_linear_keys(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -242,7 +215,7 @@ def _split_linear_keys(module: nn.Module, state_dict: dict[str, Any], prefix: st
     """
     assert isinstance(module, Projection)
     metadata, errors = rest[0], rest[-1]
-    for kind in ("weight", "bias"):
+    for kind in KINDS:
         fused, own = state_dict.get(prefix + kind), getattr(module, kind)
         if not isinstance(fused, Tensor) or own is None:
             continue  # torch names the key as missing or unexpected
@@ -253,7 +226,7 @@ def _split_linear_keys(module: nn.Module, state_dict: dict[str, Any], prefix: st
                 f"the shape in current model is {own.shape}."
             )
             fused = own
-        for part, piece in zip(module.parts, torch.split(fused, list(module.parts.values())), strict=True):
+        for part, piece in module.layout.split(fused).items():
             turned = piece.t() if kind == "weight" and module.transposed else piece
             if metadata.get("assign_to_params_buffers", False):  # these tensors become the parameters
                 turned = turned.clone(memory_format=torch.contiguous_format)

@@ -1,10 +1,9 @@
 """What a swap could not carry over, found before anything is changed: each check raises SwapError by name."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from zoo.errors import SwapError
@@ -22,8 +21,17 @@ def check_unwrapped(model: nn.Module) -> None:
         if type(module).__name__ in _WRAPPERS:
             raise SwapError(
                 f"{name or 'the model'}: {type(module).__name__} is a wrapper; swap the model before it is wrapped "
-                "or compiled; nothing was changed"
+                "or compiled"
             )
+
+
+def check_unhooked(name: str, module: nn.Module) -> None:
+    """Refuse a module that somebody hung a hook or a forward of their own on."""
+    extras = [kind for kind in _MODULE_HOOKS if getattr(module, kind)]
+    if "forward" in vars(module):
+        extras.append("a forward of its own")
+    if extras:
+        raise _loss(name, extras[0])
 
 
 def check_plain(name: str, child: nn.Module, parts: Iterable[str]) -> None:
@@ -41,34 +49,9 @@ def check_plain(name: str, child: nn.Module, parts: Iterable[str]) -> None:
     for inner, module in child.named_modules(prefix=name):
         plain = type(module) is nn.Linear or isinstance(module, Projection)
         if is_parametrized(module) or (module is child and not plain):
-            raise SwapError(f"{inner}: cannot swap {type(module).__name__}, only nn.Linear; nothing was changed")
-        extras = [kind for kind in _MODULE_HOOKS if getattr(module, kind)]
-        if "forward" in vars(module):
-            extras.append("a forward of its own")
-        if extras:
-            raise _loss(inner, extras[0])
+            raise SwapError(f"{inner}: cannot swap {type(module).__name__}, only nn.Linear")
+        check_unhooked(inner, module)
     _check_tensors(name, child, tuple(parts))
-
-
-def check_ties(model: nn.Module, projections: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse to break a tie: a parameter of a projection that also lives somewhere else in the model.
-
-    Args:
-        model: The model.
-        projections: Names and modules of what is to be replaced.
-
-    Raises:
-        SwapError: If a parameter, or the memory that it views, has another name too; the message gives both.
-    """
-    homes: dict[int, list[str]] = defaultdict(list)
-    tensors = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    for name, tensor in tensors:
-        homes[_identity(tensor)].append(name)
-    for owner, projection in projections:
-        for leaf, parameter in projection.named_parameters(prefix=owner):
-            others = [home for home in homes[_identity(parameter)] if home != leaf]
-            if others:
-                raise SwapError(f"{leaf} is tied to {', '.join(others)}: a swap would break that; nothing was changed")
 
 
 def _check_tensors(name: str, child: nn.Module, parts: tuple[str, ...]) -> None:
@@ -89,9 +72,4 @@ def _check_tensors(name: str, child: nn.Module, parts: tuple[str, ...]) -> None:
 
 def _loss(name: str, what: str) -> SwapError:
     words = what.strip("_").replace("_", " ")
-    return SwapError(f"{name}: has {words} that a swap would lose; remove it first; nothing was changed")
-
-
-def _identity(tensor: Tensor) -> int:
-    """Return where the tensor starts in memory, so that two Parameters over one storage count as one."""
-    return tensor.data_ptr() or id(tensor)  # no memory on the meta device
+    return SwapError(f"{name}: has {words} that a swap would lose; remove it first")

@@ -1,21 +1,30 @@
 """Which children of which timm attention class are projections: a class that timm adds needs a row here, nothing else.
 
-Each row was checked against timm 1.0.31 by comparing logits and gradients bit for bit. A class without a row is
-refused: that its children look right does not make a swap right.
+Each row was checked against timm 1.0.31 by comparing logits and gradients, bit for bit where the operations agree. A
+class without a row is refused: that its children look right does not make a swap right.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A child of an attention module that holds the projections of these parts, side by side."""
+    """A child of an attention module that holds the projections of these parts.
+
+    Attributes:
+        child: Path of the nn.Linear below the attention module.
+        parts: What it projects to, in the order of its output. "mlp" is no part of attention: a block that runs both at
+            once keeps its first MLP layer there.
+        widths: Attributes that give the parts' widths in proportion, or one that holds them all; equal widths if empty.
+        by_head: Whether the parts lie head by head, not side by side; or the attribute that says so.
+        only_if: Attribute and value for which the child holds these parts, where that depends on the module.
+    """
 
     child: str
     parts: tuple[str, ...]
+    widths: tuple[str, ...] = ()
+    by_head: bool | str = False
+    only_if: tuple[str, object] | None = None
 
 
 @dataclass(frozen=True)
@@ -26,72 +35,137 @@ class AttentionRow:
     biases: tuple[tuple[str, str], ...] = ()  # (part, attribute of the attention module)
 
 
-_QKV = Slot("qkv", ("q", "k", "v"))
-_APART = (Slot("q_proj", ("q",)), Slot("k_proj", ("k",)), Slot("v_proj", ("v",)))
-_OUT = Slot("proj", ("out",))
+def _row(*slots: Slot, biases: tuple[tuple[str, str], ...] = ()) -> AttentionRow:
+    return AttentionRow(slots, biases)
 
+
+_QKV = Slot("qkv", ("q", "k", "v"))
+_OUT = Slot("proj", ("out",))
+_Q, _K, _V = Slot("q", ("q",)), Slot("k", ("k",)), Slot("v", ("v",))
+_KV = Slot("kv", ("k", "v"))
+_QK = Slot("qk", ("q", "k"))
+_APART = (Slot("q_proj", ("q",)), Slot("k_proj", ("k",)), Slot("v_proj", ("v",)))
+_KEY_KEY_VALUE = ("key_dim", "key_dim", "val_dim")  # LeViT's family: values are wider than queries and keys
+_IN_PROJ = Slot("in_proj", ("mlp", "q", "k", "v"), widths=("in_split",))
+# q_bias and v_bias are timm's parameters, k_bias its zero buffer: they stay on the module
+_BIASES = (("q", "q_bias"), ("k", "k_bias"), ("v", "v_bias"))
+
+FUSED = _row(_QKV, _OUT)
 ROWS: dict[str, AttentionRow] = {
-    "zoo.attention.Attention": AttentionRow((_QKV, _OUT)),
-    "timm.layers.attention.Attention": AttentionRow((_QKV, _OUT)),
-    "timm.layers.attention.AttentionRope": AttentionRow((_QKV, *_APART, _OUT)),
-    # q_bias and v_bias are timm's parameters, k_bias its zero buffer: they stay on the module
-    "timm.models.eva.EvaAttention": AttentionRow(
-        (_QKV, *_APART, _OUT), biases=(("q", "q_bias"), ("k", "k_bias"), ("v", "v_bias"))
+    "zoo.attention.Attention": FUSED,
+    "timm.layers.attention.Attention": FUSED,
+    "timm.layers.attention.AttentionRope": _row(_QKV, *_APART, _OUT),
+    "timm.layers.diff_attention.DiffAttention": FUSED,
+    "timm.models.beit.Attention": _row(_QKV, _OUT, biases=_BIASES),
+    "timm.models.cait.ClassAttn": _row(_Q, _K, _V, _OUT),
+    "timm.models.cait.TalkingHeadAttn": FUSED,
+    "timm.models.coat.FactorAttnConvRelPosEnc": FUSED,
+    "timm.models.convit.GPSA": _row(_QK, _V, _OUT),
+    "timm.models.convit.MHSA": FUSED,
+    "timm.models.crossvit.CrossAttention": _row(Slot("wq", ("q",)), Slot("wk", ("k",)), Slot("wv", ("v",)), _OUT),
+    "timm.models.davit.ChannelAttention": FUSED,
+    "timm.models.davit.ChannelAttentionV2": FUSED,
+    "timm.models.davit.WindowAttention": FUSED,
+    "timm.models.edgenext.CrossCovarianceAttn": FUSED,
+    "timm.models.efficientformer.Attention": _row(Slot("qkv", ("q", "k", "v"), _KEY_KEY_VALUE, by_head=True), _OUT),
+    "timm.models.eva.EvaAttention": _row(_QKV, *_APART, _OUT, biases=_BIASES),
+    "timm.models.fastvit.Attention": FUSED,
+    "timm.models.gcvit.WindowAttentionGlobal": _row(
+        Slot("qkv", ("k", "v"), only_if=("use_global", True)),  # the queries come from the global tokens
+        Slot("qkv", ("q", "k", "v"), only_if=("use_global", False)),
+        _OUT,
     ),
+    "timm.models.gemma4_vit.Gemma4Attention": _row(
+        *(Slot(f"{part}_proj.linear", (part,)) for part in ("q", "k", "v")), Slot("o_proj.linear", ("out",))
+    ),
+    "timm.models.hiera.MaskUnitAttention": FUSED,
+    "timm.models.hieradet_sam2.MultiScaleAttention": FUSED,
+    "timm.models.levit.Attention": _row(
+        Slot("qkv.linear", ("q", "k", "v"), _KEY_KEY_VALUE, by_head=True), Slot("proj.ln.linear", ("out",))
+    ),
+    "timm.models.levit.AttentionDownsample": _row(
+        Slot("q.ln.linear", ("q",)),
+        Slot("kv.linear", ("k", "v"), ("key_dim", "val_dim"), by_head=True),
+        Slot("proj.ln.linear", ("out",)),
+    ),
+    "timm.models.maxxvit.AttentionCl": _row(Slot("qkv", ("q", "k", "v"), by_head="head_first"), _OUT),
+    "timm.models.metaformer.Attention": FUSED,
+    "timm.models.mvitv2.MultiScaleAttention": FUSED,
+    "timm.models.mvitv2.MultiScaleAttentionPoolFirst": _row(_Q, _K, _V, _OUT),
+    "timm.models.nest.Attention": FUSED,
+    "timm.models.nextvit.EfficientAttention": _row(_Q, _K, _V, _OUT),
+    "timm.models.pvt_v2.Attention": _row(_Q, _KV, _OUT),
+    "timm.models.swiftformer.EfficientAdditiveAttention": _row(
+        Slot("to_query", ("q",)), Slot("to_key", ("k",)), Slot("final", ("out",))
+    ),
+    "timm.models.swin_transformer.WindowAttention": FUSED,
+    "timm.models.swin_transformer_v2.WindowAttention": _row(_QKV, _OUT, biases=_BIASES),
+    "timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention": FUSED,
+    "timm.models.tiny_vit.Attention": _row(Slot("qkv", ("q", "k", "v"), _KEY_KEY_VALUE, by_head=True), _OUT),
+    "timm.models.tnt.Attention": _row(_QK, _V, _OUT),
+    "timm.models.twins.GlobalSubSampleAttn": _row(_Q, _KV, _OUT),
+    "timm.models.twins.LocallyGroupedAttn": FUSED,
+    # no attention module of their own: one Linear holds the MLP's first layer and q, k and v. Where the output
+    # projections are fused too, that Linear takes MLP and attention side by side and stays as it is.
+    "timm.models.vision_transformer.DiffParallelScalingBlock": _row(_IN_PROJ),
+    "timm.models.vision_transformer.ParallelScalingBlock": _row(_IN_PROJ, Slot("attn_out_proj", ("out",))),
+    "timm.models.vision_transformer_relpos.RelPosAttention": FUSED,
+    "timm.models.vision_transformer_sam.Attention": FUSED,
+    "timm.models.volo.Attention": FUSED,
+    "timm.models.volo.ClassAttention": _row(_Q, _KV, _OUT),
+    "timm.models.volo.OutlookAttention": _row(_V, _OUT),  # its `attn` gives the attention itself: neither q nor k
+    "timm.models.xcit.XCA": FUSED,
 }
 
-# Heads that pool tokens by attention, and attention over channels: no block's token self-attention, so they stay as
-# they are.
-NOT_IN_A_BLOCK = ("AttentionPool", "AttentionPoolLatent", "AttentionPoolPrr", "AttentionPool2d", "RotAttentionPool2d")
-_ATTENTION_WORDS = ("attention", "attn", "shma", "litemla", "parallelscalingblock")
+_CONV = "its projections are 1x1 convolutions, not nn.Linear"
+# Token attention whose projections are no nn.Linear that a swap could replace, and what they are.
+REFUSED: dict[str, str] = dict.fromkeys(
+    (
+        "timm.layers.attention2d.Attention2d",
+        "timm.layers.attention2d.MultiQueryAttention2d",
+        "timm.layers.attention2d.MultiQueryAttentionV2",
+        "timm.layers.bottleneck_attn.BottleneckAttn",
+        "timm.layers.halo_attn.HaloAttn",
+        "timm.layers.lambda_layer.LambdaLayer",
+        "timm.layers.non_local_attn.NonLocalAttn",
+        "timm.models.cpubone.ConvAttention",
+        "timm.models.efficientformer_v2.Attention2d",
+        "timm.models.efficientformer_v2.Attention2dDownsample",
+        "timm.models.efficientvit_mit.LiteMLA",
+        "timm.models.efficientvit_msra.CascadedGroupAttention",
+        "timm.models.iformer.SHMA",
+        "timm.models.lowformer.ConvAttention",
+        "timm.models.maxxvit.Attention2d",
+        "timm.models.mobilevit.LinearSelfAttention",
+        "timm.models.shvit.SHSA",
+        "timm.models.visformer.Attention",
+    ),
+    _CONV,
+)
 
+# Attention by name alone: gates over channels or positions, convolutions called so, and heads that pool tokens. They
+# belong to no block's token attention, so a swap leaves them as they are.
+NOT_IN_A_BLOCK = frozenset(
+    {
+        "timm.layers.attention_pool.AttentionPoolLatent",
+        "timm.layers.attention_pool.AttentionPoolPrr",
+        "timm.layers.attention_pool2d.AttentionPool2d",
+        "timm.layers.attention_pool2d.RotAttentionPool2d",
+        "timm.layers.cbam.ChannelAttn",
+        "timm.layers.cbam.LightChannelAttn",
+        "timm.layers.cbam.LightSpatialAttn",
+        "timm.layers.cbam.SpatialAttn",
+        "timm.layers.coord_attn.CoordAttn",
+        "timm.layers.coord_attn.EfficientLocalAttn",
+        "timm.layers.coord_attn.SimpleCoordAttn",
+        "timm.layers.coord_attn.StripAttn",
+        "timm.layers.non_local_attn.BatNonLocalAttn",
+        "timm.layers.non_local_attn.BilinearAttnTransform",
+        "timm.layers.selective_kernel.SelectiveKernelAttn",
+        "timm.layers.split_attn.SplitAttn",
+        "timm.models.nextvit.ConvAttention",
+    }
+)
 
-def qualified_name(module: nn.Module) -> str:
-    """Return the class's full name, as the rows are keyed."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
-def find_row(attention: nn.Module) -> AttentionRow | None:
-    """Return the row of the module's class, or of the nearest class it derives from; None if there is none."""
-    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(attention).__mro__)
-    return next((ROWS[name] for name in names if name in ROWS), None)
-
-
-def looks_like_attention(module: nn.Module) -> bool:
-    """Say whether a class claims, by its name or a base's, to be attention in a block: without a row it is refused."""
-    names = [cls.__name__ for cls in type(module).__mro__]
-    if any(name in NOT_IN_A_BLOCK for name in names):
-        return False
-    return any(word in name.lower() for name in names for word in _ATTENTION_WORDS)
-
-
-def present_slots(attention: nn.Module) -> tuple[Slot, ...]:
-    """Return the slots of its row that this attention module fills: None and nn.Identity hold no projection."""
-    row = find_row(attention)
-    assert row is not None, f"{qualified_name(attention)} has no row"
-    empty = (type(None), nn.Identity)
-    return tuple(slot for slot in row.slots if not isinstance(getattr(attention, slot.child, None), empty))
-
-
-def outside_biases(attention: nn.Module) -> dict[str, Tensor]:
-    """Return the biases that the module keeps outside of its projections, by part; a buffer among them is constant."""
-    row = find_row(attention)
-    assert row is not None, f"{qualified_name(attention)} has no row"
-    biases = {part: getattr(attention, where, None) for part, where in row.biases}
-    return {part: bias for part, bias in biases.items() if bias is not None}
-
-
-def iter_attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield name and module of every attention that has a row, in the model's order."""
-    for name, module in model.named_modules():
-        if qualified_name(module) in ROWS:
-            yield name, module
-
-
-def iter_unmapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield name and module of whatever claims attention, has no row, and is no part of an attention that has one."""
-    mapped = tuple(name for name, _ in iter_attentions(model))
-    for name, module in model.named_modules():
-        inside = any(name == outer or name.startswith(f"{outer}.") for outer in mapped)
-        if not inside and looks_like_attention(module):
-            yield name, module
+# What a class calls itself when it is attention; one of such a name that no table above has is refused.
+ATTENTION_WORDS = ("attention", "attn", "shma", "shsa", "mhsa", "litemla", "lambdalayer", "parallelscalingblock")

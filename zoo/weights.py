@@ -2,9 +2,8 @@
 
 from torch import Tensor, nn
 
-from zoo.init import part_sizes
-from zoo.projections import part_biases, part_weights
-from zoo.timm_map import iter_attentions, outside_biases, present_slots
+from zoo.projections import part_tensors
+from zoo.slots import find_places, iter_attentions, outside_biases
 
 
 def attention_weights(model: nn.Module) -> dict[str, dict[str, Tensor]]:
@@ -15,18 +14,19 @@ def attention_weights(model: nn.Module) -> dict[str, dict[str, Tensor]]:
 
     Returns:
         By the attention module's name: "q", "k", "v" and "out", each (out, in) as nn.Linear holds them, and where
-        there are biases "q_bias", "k_bias", "v_bias" and "out_bias", each (out,). All are views of the model's own
-        storage, attached to autograd: detach before you write.
+        there are biases "q_bias", "k_bias", "v_bias" and "out_bias", each (out,). A class that has no such part leaves
+        it out (the queries of a block that attends from outside). Attached to autograd: detach before you write. All
+        are views of the model's own storage, but for an nn.Linear in which timm laid q, k and v head by head.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for name, attention in iter_attentions(model):
         tensors: dict[str, Tensor] = {}
-        biases: dict[str, Tensor | None] = {}
-        for slot in present_slots(attention):
-            child = attention.get_submodule(slot.child)
-            sizes = part_sizes(child, slot.parts)
-            tensors |= part_weights(child, sizes)
-            biases |= part_biases(child, sizes)
+        biases: dict[str, Tensor] = {}
+        for place in find_places(attention):
+            if place.holds_matrix:
+                tensors |= part_tensors(place.child, place.layout, "weight")
+                biases |= part_tensors(place.child, place.layout, "bias")
         biases |= outside_biases(attention)
-        found[name] = tensors | {f"{part}_bias": bias for part, bias in biases.items() if bias is not None}
+        named = tensors | {f"{part}_bias": bias for part, bias in biases.items()}
+        found[name] = {key: tensor for key, tensor in named.items() if not key.startswith("mlp")}
     return found

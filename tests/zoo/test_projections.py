@@ -8,43 +8,53 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import zoo
-from zoo.projections import LinearProjection, Projection, part_biases, part_weights
+from zoo.layout import Layout
+from zoo.projections import KINDS, LinearProjection, Projection, ProjectionSpec, fill_parts, part_tensors
 from zoo.registry import find_attention
 
 BuildStock = Callable[..., nn.Module]
-SIZES = {"q": 6, "k": 4, "v": 2}
+SIDE_BY_SIDE = Layout({"q": 6, "k": 4, "v": 2})
+BY_HEAD = Layout({"q": 6, "k": 4, "v": 2}, num_heads=2)
 
 
-def build(variant: str, sizes: dict[str, int], *, bias: bool) -> nn.Module:
-    module = find_attention(variant).build(5, sizes, bias=bias)  # type: ignore[attr-defined]
+def build(variant: str, layout: Layout, *, bias: bool) -> nn.Module:
+    module = find_attention(variant).build(ProjectionSpec(5, layout, bias))  # type: ignore[attr-defined]
     assert isinstance(module, nn.Module)
     generator = torch.Generator().manual_seed(1)
-    for tensor in [*part_weights(module, sizes).values(), *part_biases(module, sizes).values()]:
-        if tensor is not None:
-            tensor.data.copy_(torch.randn(tensor.shape, generator=generator))
+    for kind in KINDS:
+        blank = part_tensors(module, layout, kind)
+        values = {part: torch.randn(tensor.shape, generator=generator) for part, tensor in blank.items()}
+        fill_parts(module, layout, kind, values)
     return module
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("sizes", [SIZES, {"out": 7}])
-def test_a_projection_is_the_product_with_each_part_side_by_side(
-    variant: str, sizes: dict[str, int], bias: bool
-) -> None:
-    module, x = build(variant, sizes, bias=bias), torch.randn(2, 3, 5)
-    weights, biases = part_weights(module, sizes), part_biases(module, sizes)
-    pieces = []
-    for part, size in sizes.items():
-        offset = biases[part]
-        assert weights[part].shape == (size, 5)
-        assert (offset is not None) == bias
-        piece = x @ weights[part].t()
-        pieces.append(piece if offset is None else piece + offset)
-    torch.testing.assert_close(module(x), torch.cat(pieces, dim=-1))
+@pytest.mark.parametrize("layout", [SIDE_BY_SIDE, Layout({"out": 7})])
+def test_a_projection_is_the_product_with_each_part_side_by_side(variant: str, layout: Layout, bias: bool) -> None:
+    pieces = project_each(module := build(variant, layout, bias=bias), layout, x := torch.randn(2, 3, 5), bias=bias)
+    torch.testing.assert_close(module(x), torch.cat(list(pieces.values()), dim=-1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_projection_by_heads_gives_each_head_its_parts(variant: str, bias: bool) -> None:
+    pieces = project_each(module := build(variant, BY_HEAD, bias=bias), BY_HEAD, x := torch.randn(2, 3, 5), bias=bias)
+    q, k, v = module(x).view(2, 3, 2, -1).split([3, 2, 1], dim=3)  # (B, N, H, widths), as LeViT reads it
+    for got, part in ((q, "q"), (k, "k"), (v, "v")):
+        torch.testing.assert_close(got.flatten(2), pieces[part])
+
+
+def project_each(module: nn.Module, layout: Layout, x: Tensor, *, bias: bool) -> dict[str, Tensor]:
+    weights, biases = (part_tensors(module, layout, kind) for kind in KINDS)
+    assert biases.keys() == (weights.keys() if bias else set())
+    assert {part: tuple(weight.shape) for part, weight in weights.items()} == {
+        part: (size, 5) for part, size in layout.sizes.items()
+    }
+    return {part: x @ weight.t() + biases.get(part, 0.0) for part, weight in weights.items()}
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_projection_offers_what_a_linear_offers(variant: str, bias: bool) -> None:
-    module, x = build(variant, SIZES, bias=bias), torch.randn(2, 3, 5)
+    module, x = build(variant, SIDE_BY_SIDE, bias=bias), torch.randn(2, 3, 5)
     weight, offset = module.weight, module.bias
     assert isinstance(weight, Tensor)
     assert (module.in_features, module.out_features, weight.shape) == (5, 12, (12, 5))
@@ -53,14 +63,14 @@ def test_a_projection_offers_what_a_linear_offers(variant: str, bias: bool) -> N
 
 
 def test_a_raw_matrix_is_used_as_x_at_w() -> None:
-    module, x = build("parameter", {"out": 7}, bias=False), torch.randn(2, 3, 5)
+    module, x = build("parameter", Layout({"out": 7}), bias=False), torch.randn(2, 3, 5)
     raw = module.get_parameter("projection")
     assert raw.shape == (5, 7)
     assert torch.equal(module(x), x @ raw)
 
 
 def test_the_weight_of_one_raw_matrix_is_a_view() -> None:
-    module = build("parameter", {"out": 7}, bias=True)
+    module = build("parameter", Layout({"out": 7}), bias=True)
     assert isinstance(module, Projection)
     before = module.get_parameter("projection").detach().clone()
     module.weight.data.div_(2)
@@ -68,33 +78,37 @@ def test_the_weight_of_one_raw_matrix_is_a_view() -> None:
 
 
 def test_replacing_a_projections_weight_is_refused_not_lost() -> None:
-    module = build("parameter", SIZES, bias=True)
+    module = build("parameter", SIDE_BY_SIDE, bias=True)
     with pytest.raises(KeyError, match="'weight' already exists"):
         module.weight = nn.Parameter(torch.zeros(12, 5))
 
 
 @pytest.mark.parametrize("variant", ["separate", "parameter"])
 def test_linear_and_single_part_forms_are_plain_linear_layers(variant: str) -> None:
-    assert type(LinearProjection.build(5, SIZES)) is nn.Linear
-    plain = type(find_attention(variant).build(5, {"out": 7})) is nn.Linear  # type: ignore[attr-defined]
+    assert type(LinearProjection.build(ProjectionSpec(5, SIDE_BY_SIDE))) is nn.Linear
+    plain = type(find_attention(variant).build(ProjectionSpec(5, Layout({"out": 7})))) is nn.Linear  # type: ignore[attr-defined]
     assert plain == (variant == "separate")
 
 
 def test_building_leaves_the_random_stream(variant: str) -> None:
     before = torch.get_rng_state()
     build_class = find_attention(variant)
-    build_class.build(5, SIZES)  # type: ignore[attr-defined]
+    build_class.build(ProjectionSpec(5, SIDE_BY_SIDE))  # type: ignore[attr-defined]
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_building_honours_device_and_dtype(variant: str) -> None:
     projection = find_attention(variant)
-    module = projection.build(5, SIZES, device=torch.device("meta"), dtype=torch.bfloat16)  # type: ignore[attr-defined]
+    spec = ProjectionSpec(5, BY_HEAD, device=torch.device("meta"), dtype=torch.bfloat16)
+    module = projection.build(spec)  # type: ignore[attr-defined]
     assert {(p.device.type, p.dtype) for p in module.parameters()} == {("meta", torch.bfloat16)}
 
 
 def test_it_prints_its_parts() -> None:
-    assert repr(build("parameter", SIZES, bias=True)) == "ParameterProjection(in_features=5, q=6, k=4, v=2, bias=True)"
+    assert (
+        repr(build("parameter", SIDE_BY_SIDE, bias=True))
+        == "ParameterProjection(in_features=5, q=6, k=4, v=2, bias=True)"
+    )
 
 
 @pytest.mark.parametrize("variant", ["separate", "parameter"])
@@ -165,16 +179,10 @@ def test_raw_matrices_give_a_linears_bits_from_17_rows_up(dim: int, rows: int, t
 
 
 def check_same_product(dim: int, rows: int, tolerance: float) -> None:
-    sizes = dict.fromkeys("qkv", dim)
-    raw = build_like(linear := nn.Linear(dim, 3 * dim), sizes)
+    layout = Layout(dict.fromkeys("qkv", dim))
+    linear = nn.Linear(dim, 3 * dim)
+    raw = find_attention("parameter").build(ProjectionSpec(dim, layout))  # type: ignore[attr-defined]
+    for kind in KINDS:
+        fill_parts(raw, layout, kind, part_tensors(linear, layout, kind))
     x = torch.randn(2, rows, dim, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(raw(x), linear(x), rtol=0, atol=tolerance)
-
-
-def build_like(linear: nn.Linear, sizes: dict[str, int]) -> nn.Module:
-    raw = find_attention("parameter").build(linear.in_features, sizes)  # type: ignore[attr-defined]
-    assert isinstance(raw, nn.Module)
-    for read in (part_weights, part_biases):
-        for part, tensor in read(raw, sizes).items():
-            tensor.data.copy_(read(linear, sizes)[part].data)
-    return raw

@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.errors import SwapError, UnknownNameError
-from zoo.projections import ParameterProjection, Projection
-from zoo.timm_map import iter_attentions, present_slots
+from zoo.projections import KINDS, ParameterProjection, Projection, ProjectionSpec
+from zoo.slots import find_places, iter_attentions
 
 BuildStock = Callable[..., nn.Module]
 BytesOf = Callable[[nn.Module], dict[str, bytes]]
@@ -24,18 +25,19 @@ def logits_and_gradients(model: nn.Module, images: Tensor, seed: int = 5) -> tup
     logits.square().sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     for name, attention in iter_attentions(model):
-        for slot in present_slots(attention):
-            child = attention.get_submodule(slot.child)
+        for place in find_places(attention, name):
+            child, layout = place.child, place.layout
             if isinstance(child, Projection):
-                prefix = f"{name}.{slot.child}."
-                for kind in ("weight", "bias"):
-                    parts = [child.part_parameter(part, kind) for part in child.parts]
-                    for part in child.parts:
-                        gradients.pop(prefix + child.stored_key(part, kind), None)
-                    found = [p.grad for p in parts if p is not None and p.grad is not None]
+                for kind in KINDS:
+                    parts = {part: child.part_parameter(part, kind) for part in layout.parts}
+                    for part in layout.parts:
+                        gradients.pop(f"{place.name}.{child.stored_key(part, kind)}", None)
+                    found = {part: p.grad for part, p in parts.items() if p is not None and p.grad is not None}
                     if found:
-                        turned = [g.t() if kind == "weight" and child.transposed else g for g in found]
-                        gradients[prefix + kind] = torch.cat(turned)
+                        turned = kind == "weight" and child.transposed
+                        gradients[f"{place.name}.{kind}"] = layout.join(
+                            {part: grad.t() if turned else grad for part, grad in found.items()}
+                        )
     return logits.detach(), gradients
 
 
@@ -248,13 +250,13 @@ def test_variant_that_keeps_less_is_refused(build_stock: BuildStock, bytes_of: B
     @zoo.register_attention("forgetful")
     class Forgetful(ParameterProjection):
         @classmethod
-        def build(cls, in_features: int, parts: Any, **kwargs: Any) -> nn.Module:
-            return ParameterProjection(in_features, parts, **(kwargs | {"bias": False}))
+        def build(cls, spec: ProjectionSpec) -> nn.Module:
+            return ParameterProjection(replace(spec, bias=False))
 
     @zoo.register_attention("copies")
     class Copies(ParameterProjection):
-        def part_weights(self) -> dict[str, Tensor]:
-            return {part: weight.clone() for part, weight in super().part_weights().items()}
+        def part_tensors(self, kind: str) -> dict[str, Tensor]:
+            return {part: tensor.clone() for part, tensor in super().part_tensors(kind).items()}
 
     @zoo.register_attention("whole")
     class Whole(nn.Module):
@@ -265,7 +267,7 @@ def test_variant_that_keeps_less_is_refused(build_stock: BuildStock, bytes_of: B
     for name, message in (
         ("forgetful", r"blocks\.0\.attn\.qkv: Forgetful does not keep q's bias"),
         ("copies", r"blocks\.0\.attn\.qkv: Copies does not keep q's weight"),
-        ("whole", "Whole is no zoo.projections.Projection"),
+        ("whole", "Whole is neither a zoo.projections.Projection nor a zoo.Attention"),
     ):
         with pytest.raises(SwapError, match=message):
             zoo.swap_attention(model, name, init="normal", seed=1)

@@ -4,18 +4,12 @@ from collections.abc import Callable
 import pytest
 import timm
 import torch
+from timm.layers import AttentionPoolLatent
 from torch import nn
 
 from zoo.attention import Attention
-from zoo.timm_map import (
-    NOT_IN_A_BLOCK,
-    ROWS,
-    iter_attentions,
-    iter_unmapped,
-    looks_like_attention,
-    outside_biases,
-    present_slots,
-)
+from zoo.slots import find_places, iter_attentions, iter_unmapped, looks_like_attention, outside_biases
+from zoo.timm_map import NOT_IN_A_BLOCK, REFUSED, ROWS
 
 BuildStock = Callable[..., nn.Module]
 
@@ -29,20 +23,14 @@ SLOTS = {
 CLASSES = {"vit": "Attention", "rope": "AttentionRope", "rope_grouped": "AttentionRope", "eva": "EvaAttention"}
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_every_row_names_a_class_that_exists(name: str) -> None:
-    module, _, qualname = name.rpartition(".")
-    assert issubclass(getattr(importlib.import_module(module), qualname), nn.Module)
-
-
 @pytest.mark.parametrize("form", SLOTS)
 def test_present_slots_are_the_projections_that_a_module_holds(build_stock: BuildStock, form: str) -> None:
     names, attentions = zip(*iter_attentions(build_stock(form)), strict=True)
     assert names == ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn")
     for attention in attentions:
         assert type(attention).__name__ == CLASSES.get(form, "EvaAttention")
-        assert tuple(slot.child for slot in present_slots(attention)) == SLOTS[form]
-        assert [part for slot in present_slots(attention) for part in slot.parts] == ["q", "k", "v", "out"]
+        assert tuple(place.slot.child for place in find_places(attention)) == SLOTS[form]
+        assert [part for place in find_places(attention) for part in place.layout.parts] == ["q", "k", "v", "out"]
 
 
 def test_the_forms_under_test_cover_what_timm_builds(build_stock: BuildStock) -> None:
@@ -65,22 +53,31 @@ def test_evas_biases_outside_are_seen_and_its_k_bias_is_constant(build_stock: Bu
 
 
 def test_left_out_projection_is_no_slot() -> None:
-    assert [slot.child for slot in present_slots(Attention(16, 1, 16))] == ["qkv"]
+    assert [place.slot.child for place in find_places(Attention(16, 1, 16))] == ["qkv"]
 
 
-@pytest.mark.parametrize("name", NOT_IN_A_BLOCK)
-def test_pooling_heads_are_no_attention_in_a_block(name: str) -> None:
-    assert not looks_like_attention(type(name, (nn.Module,), {})())
+@pytest.mark.parametrize("name", sorted({*ROWS, *REFUSED, *NOT_IN_A_BLOCK}))
+def test_a_class_stands_in_one_table_and_exists(name: str) -> None:
+    assert sum(name in table for table in (ROWS, REFUSED, NOT_IN_A_BLOCK)) == 1
+    module, _, qualname = name.rpartition(".")
+    assert issubclass(getattr(importlib.import_module(module), qualname), nn.Module)
+
+
+def test_pooling_heads_and_gates_are_no_attention_in_a_block() -> None:
+    assert not looks_like_attention(AttentionPoolLatent(16, num_heads=2))
+    assert not looks_like_attention(type("Derived", (AttentionPoolLatent,), {})(16, num_heads=2))
     assert looks_like_attention(type("TokenAttention", (nn.Module,), {})())
+    assert looks_like_attention(type("AttentionPoolLatent", (nn.Module,), {})())  # the same name, another's
 
 
 @pytest.mark.parametrize(
     ("backbone", "name", "cls"),
     [
-        ("swin_tiny_patch4_window7_224", "layers.0.blocks.0.attn", "WindowAttention"),
-        ("beit_base_patch16_224", "blocks.0.attn", "Attention"),  # the same name as a class with a row
-        ("cait_xxs24_224", "blocks.0.attn", "TalkingHeadAttn"),
+        ("coatnet_pico_rw_224", "stages.2.blocks.0.attn", "Attention2d"),
+        ("mobilevit_s", None, None),  # timm's own Attention inside
+        ("mobilevitv2_050", "stages.2.1.transformer.0.attn", "LinearSelfAttention"),
         ("vit_small_plus_patch16_dinov3", None, None),
+        ("cait_xxs24_224", None, None),  # LayerScaleBlockClassAttn is a block that holds ClassAttn
     ],
 )
 def test_unmapped_attention_is_found_by_class_not_by_children(backbone: str, name: str | None, cls: str | None) -> None:
