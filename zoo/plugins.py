@@ -221,7 +221,7 @@ def _find_place(error: BaseException, file: Path | None) -> str:
     if own:
         return f", line {own[-1]}"
     foreign = [(name, line) for name, line in places if not name.startswith("<") and "importlib" not in name]
-    foreign = [(name, line) for name, line in foreign if Path(name) != Path(__file__)]
+    foreign = [(name, line) for name, line in foreign if Path(name).parent != Path(__file__).parent]
     return f", {foreign[-1][0]} line {foreign[-1][1]}" if foreign else ""
 
 

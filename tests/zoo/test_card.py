@@ -8,7 +8,7 @@ import pytest
 import timm
 from pydantic import ValidationError
 
-from zoo.card import Lineage, ModelCard, Preprocessing, read_card, write_card
+from zoo.card import Lineage, ModelCard, PluginSource, Preprocessing, read_card, write_card
 from zoo.errors import BundleError
 
 PREPROCESSING = Preprocessing(size=(32, 48), crop_pct=0.9, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
@@ -45,6 +45,14 @@ def test_every_default_is_valid_as_json() -> None:
     assert ModelCard.model_validate_json(card.model_dump_json()) == card
 
 
+def test_plugins_are_read_as_they_were_written_and_as_the_names_of_older_cards(card: ModelCard, tmp_path: Path) -> None:
+    path = changed(card, tmp_path / "card.json", plugins=["my_pkg.attention", {"name": "x.py", "sha256": "0" * 64}])
+    read = read_card(path)
+    assert read.plugins == (PluginSource(name="my_pkg.attention"), PluginSource(name="x.py", sha256="0" * 64))
+    write_card(read, path)
+    assert read_card(path) == read
+
+
 @pytest.mark.slow
 def test_class_names_outside_ascii_survive_under_the_c_locale(card: ModelCard, tmp_path: Path) -> None:
     write_card(card, tmp_path / "card.json")
@@ -76,6 +84,10 @@ def test_class_names_outside_ascii_survive_under_the_c_locale(card: ModelCard, t
         ({"timm_kwargs": {"checkpoint_path": "x.pth"}}, "timm_kwargs: .*leave checkpoint_path out"),
         ({"backbone": "local-dir:/tmp/x"}, "backbone: .*points outside the bundle"),
         ({"metrics": {"val/top1": "0.9"}}, "metrics.val/top1: .*valid number"),
+        ({"plugins": [""]}, r"plugins\.0\.name: .*at least 1"),
+        ({"plugins": [{"name": "x.py", "sha256": "abc"}]}, r"plugins\.0\.sha256: "),
+        ({"plugins": [{"nmae": "x.py"}]}, r"plugins\.0\.name: Field required; plugins\.0\.nmae: Extra"),
+        ({"plugins": [3]}, r"plugins\.0: "),
         ({"preprocessing": {}}, r"preprocessing\.size: Field required"),
     ],
 )
