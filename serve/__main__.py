@@ -18,7 +18,8 @@ from serve.errors import LocateError
 from serve.locate import locate_model
 from serve.predictor import Predictor
 from serve.settings import Settings
-from zoo.errors import BundleError
+from zoo.errors import BundleError, MissingPluginError, PluginError
+from zoo.plugins import load_plugins
 
 _MISTAKE, _FAULT = 2, 3
 
@@ -34,12 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger("urllib3").setLevel("ERROR")  # it warns at every retry; the last failure says it all
         with open_socket(settings.host, settings.port) as listener, TemporaryDirectory(prefix="serve-") as folder:
+            load_plugins(settings.plugins)
             located = locate_model(settings.model_uri, Path(folder))
             predictor = Predictor.from_bundle(located.bundle, name=located.name, version=located.version)
             listener.listen()  # from here on a request waits at worst, it is not refused
             _greet(predictor, settings.host, listener.getsockname()[1])
             _run(settings, predictor, listener)
-    except (LocateError, OSError, ValidationError) as error:
+    except (LocateError, MissingPluginError, OSError, PluginError, ValidationError) as error:
         return _complain(_MISTAKE, error)
     except BundleError as error:
         return _complain(_FAULT, error)
@@ -63,8 +65,10 @@ def read_settings(argv: Sequence[str] | None = None) -> Settings:
     )
     for name, field in Settings.model_fields.items():
         flag = "model_uri" if name == "model_uri" else f"--{name.replace('_', '-')}"
-        text = f"{field.description} Default: {field.default}".replace("%", "%%")
-        if name == "model_uri":
+        text = f"{field.description} Default: {field.default or 'none'}".replace("%", "%%")
+        if name == "plugins":
+            parser.add_argument(flag, action="append", metavar="FILE", help=text)
+        elif name == "model_uri":
             parser.add_argument(flag, nargs="?", metavar="MODEL_URI", help=text)
         else:
             parser.add_argument(flag, metavar="VALUE", help=text)

@@ -4,6 +4,7 @@ import io
 import warnings
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # MLflow complains of its own type hints
@@ -19,6 +20,8 @@ import zoo
 from serve.schemas import DEFAULT_TOP_K
 from zoo.bundle import CARD
 from zoo.card import ModelCard, read_card
+from zoo.plugin_check import check_plugins
+from zoo.plugins import Plugin, find_plugin
 
 _REQUIREMENTS = (
     "mlflow",
@@ -34,12 +37,17 @@ _REQUIREMENTS = (
 )
 
 
+PLUGINS = "plugins"
+"""Folder of a plugin's file, below the code that MLflow stores with a model."""
+
+
 def log_bundle(bundle: Path, *, name: str = "model") -> str:
     """Log the bundle in the directory `bundle` to the active MLflow run, as a pyfunc with its signature.
 
     The packages zoo and serve travel along as code, and the third-party packages as pinned requirements. So the
     model runs in an environment that MLflow makes for it; a requirement "attention-zoo" could be met only where an
-    index has it, or by whoever takes that name on another one.
+    index has it, or by whoever takes that name on another one. A plugin's file travels as code too, beside the bundle
+    and not in it; a plugin out of an installed package is one requirement more.
 
     Args:
         bundle: The bundle's directory.
@@ -49,24 +57,43 @@ def log_bundle(bundle: Path, *, name: str = "model") -> str:
         The model's URI, to register it by.
 
     Raises:
-        BundleError: If `bundle` is no bundle.
+        BundleError: If `bundle` is no bundle, or its attention's plugin is not loaded.
         RuntimeError: If no run is active: MLflow would silently start one.
     """
     card = read_card(bundle / CARD)
+    check_plugins(card, bundle / CARD)
+    plugin = find_plugin(card.attention)
     if mlflow.active_run() is None:
         raise RuntimeError("log_bundle wants an active MLflow run")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), TemporaryDirectory() as folder:
         warnings.simplefilter("ignore", DeprecationWarning)  # MLflow's own use of pandas and SQLAlchemy
         info = mlflow.pyfunc.log_model(
             name=name,
             python_model=str(Path(__file__).with_name("pyfunc_model.py")),
             artifacts={"bundle": str(bundle)},
-            code_paths=[folder for package in (zoo, serve) for folder in package.__path__],
-            pip_requirements=[f"{package}=={version(package).partition('+')[0]}" for package in _REQUIREMENTS],
+            code_paths=[*zoo.__path__, *serve.__path__, *_copy_plugin(plugin, Path(folder) / PLUGINS)],
+            pip_requirements=[*map(_pin, _REQUIREMENTS), *_required_by(plugin)],
             signature=build_signature(),
             input_example=_build_example(card),
         )
     return str(info.model_uri)
+
+
+def _pin(package: str) -> str:
+    return f"{package}=={version(package).partition('+')[0]}"
+
+
+def _required_by(plugin: Plugin | None) -> list[str]:
+    return [_pin(plugin.source.distribution)] if plugin is not None and plugin.source.distribution else []
+
+
+def _copy_plugin(plugin: Plugin | None, folder: Path) -> list[str]:
+    """Copy a plugin's file into a new folder, so that on the path of imports it hides no module of its name."""
+    if plugin is None or plugin.content is None or plugin.source.distribution is not None:
+        return []
+    folder.mkdir()
+    plugin.write_copy(folder)
+    return [str(folder)]
 
 
 def _build_example(card: ModelCard) -> pd.DataFrame:

@@ -12,9 +12,14 @@ import pandas as pd  # type: ignore[import-untyped]
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from serve.encoding import decode_cell
+from serve.package import PLUGINS
 from serve.predictor import Predictor
 from serve.schemas import DEFAULT_TOP_K
+from zoo.bundle import CARD
+from zoo.card import read_card
+from zoo.plugins import load_plugins
 from zoo.preprocess import preprocess
+from zoo.registry import registered
 
 
 class BundleModel(PythonModel):
@@ -22,7 +27,10 @@ class BundleModel(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the bundle among the model's artifacts; MLflow wants the argument to have this name."""
-        self.predictor = Predictor.from_bundle(Path(context.artifacts["bundle"]))
+        bundle = Path(context.artifacts["bundle"])
+        if read_card(bundle / CARD).attention not in registered():  # its plugin lies among the model's code
+            load_plugins(sorted((bundle.parent.parent / "code" / PLUGINS).glob("*.py")))
+        self.predictor = Predictor.from_bundle(bundle)
 
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None

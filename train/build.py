@@ -9,13 +9,13 @@ from accelerate.utils import DistributedDataParallelKwargs, set_seed
 from torch import nn
 
 import zoo
-from train.config import LoopConfig, TrainConfig
+from train.config import LoopConfig, ModelConfig, TrainConfig
 from train.data import Data, build_data, read_split
-from train.errors import ConfigError
+from train.errors import ConfigError, ReplicaMismatch
 from train.load import check_names
 from train.loaders import build_train_loader, build_val_loader
 from train.optim import build_optimizer
-from train.ranks import together
+from train.ranks import gather_json, together
 from train.run import Run
 from train.tracking import Tracker
 from zoo.card import ModelCard
@@ -46,6 +46,7 @@ def build_accelerator(config: LoopConfig) -> Accelerator:
 def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -> Run:
     """Build everything but the wrap; the same on every rank, and every rank raises what any raises."""
     place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+    load_plugins(config.model, accelerator)
     with together(accelerator, "building the run"):
         check_names(config.model)
         split = read_split(config.data)
@@ -72,6 +73,25 @@ def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -
         )
 
 
+def load_plugins(config: ModelConfig, accelerator: Accelerator) -> None:
+    """Load the plugins on every rank, and make sure that all ranks run the same code of the variant that is trained.
+
+    Raises:
+        ZooError: If one cannot be loaded, or none registers the variant; on every rank.
+        ReplicaMismatch: If ranks have found different files; on every rank.
+    """
+    with together(accelerator, "loading the plugins"):
+        zoo.load_plugins(config.plugins)
+        sources = [source.model_dump() for source in zoo.plugin_sources(config.attention)]
+    found = gather_json(sources, accelerator)
+    differing = [str(rank) for rank, sources in enumerate(found) if sources != found[0]]
+    if differing:
+        raise ReplicaMismatch(
+            f"model.plugins: rank {', '.join(differing)} has other code of attention {config.attention!r} than rank 0: "
+            f"{found[int(differing[0])]}, rank 0 has {found[0]}; give all machines the same file"
+        )
+
+
 def build_card(config: TrainConfig, data: Data) -> ModelCard:
     """Say what the trained model will be, before it is: what no bundle could hold stops the run here."""
     backbone, args = find_architecture(config.model.backbone)
@@ -79,6 +99,7 @@ def build_card(config: TrainConfig, data: Data) -> ModelCard:
         backbone=backbone,
         timm_kwargs={**args, **config.model.timm_kwargs},
         attention=config.model.attention,
+        plugins=zoo.plugin_sources(config.model.attention),
         class_names=data.class_names,
         preprocessing=data.preprocessing,
     )

@@ -10,35 +10,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_serializer, field_validator, model_validator
+from pydantic import Field, JsonValue, field_serializer, field_validator, model_validator
 
+from train.fields import Count, Momentum, NonNegative, Positive, Probability, Range, Section, Seed, Text, Texts
 from train.store import without_password
 
-Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Probability = Annotated[float, Field(ge=0, le=1)]
-Momentum = Annotated[float, Field(ge=0, lt=1)]
-Range = tuple[Positive, Positive]
 
-
-class _Section(BaseModel):
-    """What every section has in common: strict, closed, frozen, finite."""
-
-    model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The backbone and its attention."""
 
     backbone: Text
     """timm's name of the backbone, as `timm.list_models()` gives it; or local-dir:FOLDER."""
     attention: Text = "linear"
     """Attention variant that replaces the backbone's own: linear, separate, parameter or one of your own."""
+    plugins: Texts = ()
+    """Files (my_attention.py) or modules that register attention variants of your own; one, or a list."""
     init: Text | None = None
     """Scheme that draws the attention's projections anew: timm, torch, trunc_normal, kaiming_raw or normal.
     null keeps what timm gave."""
@@ -66,7 +52,7 @@ class ModelConfig(_Section):
         return self
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """The images and how they become the model's input."""
 
     root: Text
@@ -91,7 +77,7 @@ class DataConfig(_Section):
     """Divides red, green, blue after the mean is off; null takes the backbone's own."""
 
 
-class AugmentConfig(_Section):
+class AugmentConfig(Section):
     """Random changes of the training images, by timm.data."""
 
     enabled: bool = True
@@ -127,7 +113,7 @@ class AugmentConfig(_Section):
         return self
 
 
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """AdamW and what surrounds one step."""
 
     lr: Positive = 1e-3
@@ -144,7 +130,7 @@ class OptimizerConfig(_Section):
     """Part of each target spread over all classes, in 0-1."""
 
 
-class ScheduleConfig(_Section):
+class ScheduleConfig(Section):
     """The learning rate over the run: linear warm-up, then a cosine."""
 
     epochs: Count = 90
@@ -161,7 +147,7 @@ class ScheduleConfig(_Section):
         return self
 
 
-class LoopConfig(_Section):
+class LoopConfig(Section):
     """How a step is computed."""
 
     batch_size_per_rank: Count = 32
@@ -176,7 +162,7 @@ class LoopConfig(_Section):
     """Keep images in channels-last memory order."""
 
 
-class EvaluateConfig(_Section):
+class EvaluateConfig(Section):
     """Scoring on the validation images."""
 
     every_epochs: Count = 1
@@ -189,7 +175,7 @@ class EvaluateConfig(_Section):
         return epoch % self.every_epochs == 0
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     """Saving the state of a run."""
 
     every_epochs: Count = 1
@@ -202,7 +188,7 @@ class CheckpointConfig(_Section):
         return epoch % self.every_epochs == 0
 
 
-class LogConfig(_Section):
+class LogConfig(Section):
     """What is told while training."""
 
     every_steps: Count = 50
@@ -215,7 +201,7 @@ class LogConfig(_Section):
         return step % self.every_steps == 0
 
 
-class TrackingConfig(_Section):
+class TrackingConfig(Section):
     """Where MLflow keeps the run and the model."""
 
     uri: Text = "sqlite:///mlflow.db"
@@ -228,7 +214,7 @@ class TrackingConfig(_Section):
         return without_password(uri)  # what is dumped goes into runs and checkpoints, for all to read
 
 
-class PublishConfig(_Section):
+class PublishConfig(Section):
     """What becomes of the trained model."""
 
     enabled: bool = True
@@ -248,7 +234,7 @@ class PublishConfig(_Section):
         return alias
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """A whole run."""
 
     name: Text
@@ -259,7 +245,7 @@ class TrainConfig(_Section):
     """Folder for runs; this one writes to OUTPUT_DIR/NAME."""
     resume: Text | None = None
     """auto: go on from the newest whole checkpoint of OUTPUT_DIR/NAME, if there is one. A path: from that one."""
-    freeze: tuple[Text, ...] = ()
+    freeze: Texts = ()
     """Patterns of parameter names that do not learn, such as ['patch_embed.*', 'blocks.0.*']."""
     model: ModelConfig
     data: DataConfig
@@ -272,13 +258,6 @@ class TrainConfig(_Section):
     log: LogConfig = LogConfig()
     tracking: TrackingConfig = TrackingConfig()
     publish: PublishConfig = PublishConfig()
-
-    @field_validator("freeze", mode="before")
-    @classmethod
-    def _take_one(cls, patterns: object) -> object:
-        if isinstance(patterns, str):
-            return (patterns,)
-        return tuple(patterns) if isinstance(patterns, list) else patterns
 
     @field_validator("name")
     @classmethod

@@ -120,16 +120,18 @@ def validate(merged: Mapping[str, JsonValue]) -> TrainConfig:
 def check_names(model: ModelConfig) -> None:
     """Check that the backbone, the attention and the init scheme exist, before any data is read.
 
+    The plugins are loaded before.
+
     Raises:
         UnknownNameError: With the nearest right name.
+        PluginError: If an installed package offers the attention and fails to load.
     """
     import timm  # here: --help need not wait for torch
 
-    import zoo
     from zoo.init import check_scheme
+    from zoo.registry import find_attention
 
-    if model.attention not in zoo.list_attentions():
-        raise UnknownNameError("attention", model.attention, zoo.list_attentions())
+    find_attention(model.attention)
     if model.init is not None:
         check_scheme(model.init)
     if ":" not in model.backbone and not timm.is_model(model.backbone):

@@ -17,6 +17,7 @@ from train.errors import PublishError
 from zoo.bundle import check_golden, load_bundle, save_bundle
 from zoo.card import Lineage, ModelCard
 from zoo.errors import BundleError
+from zoo.plugins import Plugin, find_plugin
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -99,7 +100,10 @@ def publish(bundle: Path, card: ModelCard, name: str, config: PublishConfig) -> 
 
     score, fingerprint = card.metrics[SCORE], card.data_fingerprint or ""
     client = mlflow.MlflowClient()
+    plugin = find_plugin(card.attention)
     try:
+        if plugin is not None:
+            keep_source(plugin)
         model_uri = log_bundle(bundle)
         tags = {SCORE: repr(score), FINGERPRINT: fingerprint}
         with contextlib.redirect_stderr(io.StringIO()):  # MLflow prints there what `Published` says
@@ -115,6 +119,15 @@ def publish(bundle: Path, card: ModelCard, name: str, config: PublishConfig) -> 
         ) from error
     held = None if champion is None else champion.version
     return Published(name, str(made.version), config.alias, str(made.version) if moves else held, reason)
+
+
+def keep_source(plugin: Plugin) -> None:
+    """Keep the file of the trained variant with the active MLflow run, below `plugins`, for people to read."""
+    import mlflow
+
+    with tempfile.TemporaryDirectory() as folder:
+        if (copy := plugin.write_copy(Path(folder))) is not None:
+            mlflow.log_artifact(str(copy), "plugins")
 
 
 @dataclass(frozen=True)

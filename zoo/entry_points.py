@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zoo import registry
 from zoo.errors import PluginError, PluginWarning
-from zoo.plugins import Plugin, blamed, describe_source, record, run, undone_on_error
+from zoo.plugins import blamed, read_plugin, record, run, undone_on_error
 
 GROUP = "zoo.attentions"
 _SEEN: set[tuple[str, str, str]] = set()  # what was loaded, or found to be broken and said so: (package, name, value)
@@ -95,7 +95,7 @@ def _register(name: str, found: list[EntryPoint]) -> None:
             cls = entry.load()
             if registry.registered().get(name) is not cls:  # its module may have a decorator too
                 registry.register_attention(name)(cls)
-        record(Plugin(describe_source(entry.module, file, **about), (name,), file))
+        record(read_plugin(entry.module, file, (name,), **about))
 
 
 def _owner(entry: EntryPoint) -> str:

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -25,11 +25,22 @@ class Plugin:
         source: What a card says of it.
         attentions: The variants that it registered.
         file: Its file, resolved; None where there is none.
+        content: What the file held when it was loaded; it may have been edited since.
     """
 
     source: PluginSource
     attentions: tuple[str, ...]
     file: Path | None
+    content: bytes | None = field(repr=False)
+
+    def write_copy(self, folder: Path) -> Path | None:
+        """Write the file, as it was loaded, into a folder, under a name that ends in .py; None if there is no file."""
+        if self.content is None:
+            return None
+        name = self.source.name
+        path = folder / (name if name.endswith(".py") else f"{name.rpartition('.')[2]}.py")
+        path.write_bytes(self.content)
+        return path
 
 
 _LOADED: list[Plugin] = []
@@ -67,7 +78,7 @@ def find_plugin(attention: str) -> Plugin | None:
     if registry.is_built_in(cls):
         return None
     file = registry.find_file(cls)  # registered by a module that somebody else imported, or in a script or notebook
-    return Plugin(describe_source(cls.__module__, file), (attention,), file)
+    return read_plugin(cls.__module__, file, (attention,))
 
 
 def plugin_sources(attention: str) -> tuple[PluginSource, ...]:
@@ -114,17 +125,24 @@ def run(
     )
     if not attentions:
         raise PluginError(f"plugin {what}: registers no attention; decorate a class with @zoo.register_attention(NAME)")
-    return record(Plugin(describe_source(module, file, distribution, version), attentions, file))
+    return record(read_plugin(module, file, attentions, distribution=distribution, version=version))
 
 
-def describe_source(
-    module: str, file: Path | None, distribution: str | None = None, version: str | None = None
-) -> PluginSource:
-    """Say of a module what a card says: a file that stands alone by its own name, any other module by its name."""
+def read_plugin(
+    module: str,
+    file: Path | None,
+    attentions: tuple[str, ...],
+    *,
+    distribution: str | None = None,
+    version: str | None = None,
+) -> Plugin:
+    """Read what is to be known of a plugin; a file that stands alone goes by its own name, others by the module's."""
     alone = file is not None and (module == "__main__" or is_file_module(module))
     name = file.name if file is not None and alone else module
-    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None
-    return PluginSource(name=name, sha256=digest, distribution=distribution, version=version)
+    content = file.read_bytes() if file is not None and file.is_file() else None
+    digest = None if content is None else hashlib.sha256(content).hexdigest()
+    source = PluginSource(name=name, sha256=digest, distribution=distribution, version=version)
+    return Plugin(source, attentions, file, content)
 
 
 def _load(name: str | Path) -> Plugin:
@@ -185,7 +203,7 @@ def _find_known(file: Path) -> Plugin | None:
     attentions = tuple(name for name, cls in classes.items() if registry.find_file(cls) == file)
     if not attentions:
         return None
-    return record(Plugin(describe_source(classes[attentions[0]].__module__, file), attentions, file))
+    return record(read_plugin(classes[attentions[0]].__module__, file, attentions))
 
 
 def _is_registered(plugin: Plugin) -> bool:
