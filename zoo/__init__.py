@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from zoo.bundle import load_bundle as load_bundle
     from zoo.bundle import save_bundle as save_bundle
     from zoo.card import ModelCard as ModelCard
+    from zoo.conversion import ConversionReport as ConversionReport
+    from zoo.conversion import convert as convert
     from zoo.create import create_model as create_model
     from zoo.errors import ZooError as ZooError
     from zoo.freezing import freeze as freeze
     from zoo.freezing import unfreeze as unfreeze
     from zoo.plugins import load_plugins as load_plugins
     from zoo.plugins import plugin_sources as plugin_sources
+    from zoo.pretrained import PretrainedReport as PretrainedReport
+    from zoo.pretrained import find_report as find_report
     from zoo.registry import list_attentions as list_attentions
     from zoo.registry import register_attention as register_attention
     from zoo.snapshots import snapshot as snapshot
@@ -35,13 +39,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attention": "attention",
     "AuditReport": "auditing",
+    "ConversionReport": "conversion",
     "Finding": "auditing",
     "ModelCard": "card",
+    "PretrainedReport": "pretrained",
     "SwapReport": "swap",
     "ZooError": "errors",
     "attention_weights": "weights",
     "audit": "auditing",
+    "convert": "conversion",
     "create_model": "create",
+    "find_report": "pretrained",
     "freeze": "freezing",
     "list_attentions": "registry",
     "load_bundle": "bundle",

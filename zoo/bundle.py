@@ -6,7 +6,6 @@
   metadata the SHA-256 of the other two files.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,18 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from zoo.bundle_files import CARD as CARD
+from zoo.bundle_files import GOLDEN as GOLDEN
+from zoo.bundle_files import WEIGHTS as WEIGHTS
+from zoo.bundle_files import check_digests, digest
 from zoo.card import ModelCard, read_card, write_card
 from zoo.create import create_model
 from zoo.durable import new_directory
 from zoo.errors import BundleError, ZooError
 from zoo.plugin_check import check_plugins
-from zoo.ties import find_ties, tie
-
-WEIGHTS, CARD, GOLDEN = "model.safetensors", "card.json", "golden.safetensors"
+from zoo.tensor_files import check_finite, find_misfits, list_names, read_tensors, read_tied, write_tensors
+from zoo.ties import tie
 
 GOLDEN_TOLERANCE = 1e-3
 """Largest difference of golden logits, relative to the largest of them (at least 1).
@@ -52,12 +54,16 @@ def save_bundle(model: nn.Module, card: ModelCard, path: Path) -> None:
     """
     if path.exists():
         raise BundleError(f"{path}: exists already; bundles are never overwritten, remove it or choose another path")
-    with new_directory(path) as aside:
-        try:
+    aside = path
+    try:
+        with new_directory(path) as aside:
             _write(model, card, aside)
             check_golden(load_bundle(aside)[0], aside)
-        except BundleError as error:
-            raise BundleError(str(error).replace(str(aside), str(path))) from error
+    except BundleError as error:
+        raise BundleError(str(error).replace(str(aside), str(path))) from error
+    except (SafetensorError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BundleError(f"{path}: cannot be written ({reason}); nothing is left there") from error
 
 
 def load_bundle(path: Path) -> tuple[nn.Module, ModelCard]:
@@ -75,14 +81,16 @@ def load_bundle(path: Path) -> tuple[nn.Module, ModelCard]:
     if not path.is_dir():
         raise BundleError(f"{path}: no bundle here, a directory with {CARD} and {WEIGHTS} is wanted")
     card = read_card(path / CARD)
-    tensors, metadata = _read_tensors(path / WEIGHTS)
-    _read_golden(path, card)
+    tensors, ties = read_tied(path / WEIGHTS)
+    read_golden(path, card)
+    _check_card(path, card)
+    with torch.device("meta"):  # a card may ask for any size: nothing is allocated before the weights fit it
+        wanted = _build(path, card).state_dict()
+    if misfits := find_misfits(tensors, wanted):
+        raise BundleError(f"{path / WEIGHTS}: does not fit the card: {list_names(misfits, separator='; ')}")
+    check_digests(path, read_tensors(path / GOLDEN)[1].get("sha256", ""))
+    check_finite(path / WEIGHTS, tensors)
     model = _build(path, card)
-    ties = _read_ties(path / WEIGHTS, metadata, tensors)
-    for name, kept in ties.items():
-        tensors[name] = tensors[kept]
-    _check_tensors(path / WEIGHTS, tensors, model.state_dict())
-    _check_digests(path)
     try:
         tie(model, ties)
     except ValueError as error:
@@ -104,18 +112,41 @@ def check_golden(model: nn.Module, path: Path) -> float:
     Raises:
         BundleError: If the difference is beyond `GOLDEN_TOLERANCE`, or not finite.
     """
-    image, wanted = _read_golden(path, read_card(path / CARD))
-    got = _answer(model, image)
+    image, wanted = read_golden(path, read_card(path / CARD))
+    got = answer(model, image)
     if got.shape != wanted.shape:
         raise BundleError(f"{path / GOLDEN}: the logits have shape {tuple(wanted.shape)}, got {tuple(got.shape)}")
+    try:
+        return compare_logits(got, wanted)
+    except BundleError as error:
+        raise BundleError(f"{path / GOLDEN}: {error}") from error
+
+
+def compare_logits(got: Tensor, wanted: Tensor) -> float:
+    """Return the largest absolute difference; raise BundleError beyond `GOLDEN_TOLERANCE`, or if it is not finite."""
     difference = (got - wanted).abs().max().item()
     tolerance = GOLDEN_TOLERANCE * max(1.0, wanted.abs().max().item())
     if not difference <= tolerance:  # a NaN too
         raise BundleError(
-            f"{path / GOLDEN}: the model's logits differ by {difference:.3g} from those it was saved with, more than "
+            f"the model's logits differ by {difference:.3g} from those it was saved with, more than "
             f"{tolerance:.3g}: these are not the same weights, or not the same model"
         )
     return difference
+
+
+def ask_golden(model: nn.Module, card: ModelCard) -> tuple[Tensor, Tensor]:
+    """Return the golden input of the card's size, (1, 3, height, width), and the model's logits for it, (1, K).
+
+    Raises:
+        BundleError: If the model refuses an input of that size.
+    """
+    image = torch.randn((1, 3, *card.preprocessing.size), generator=torch.Generator().manual_seed(0))
+    try:
+        return image, answer(model, image)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise BundleError(
+            f"the model refuses an input of {tuple(image.shape)}, the card's preprocessing.size: {error}"
+        ) from error
 
 
 def _write(model: nn.Module, card: ModelCard, folder: Path) -> None:
@@ -123,33 +154,30 @@ def _write(model: nn.Module, card: ModelCard, folder: Path) -> None:
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             raise BundleError(f"{folder}: {name} is {tensor.dtype}; bundles hold float32, save model.float()")
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise BundleError(f"{folder}: {name} holds NaN or Inf; such a model is not saved")
+    check_finite(folder, state)
     try:
-        ties = find_ties(state)
+        write_tensors(folder / WEIGHTS, state)
     except ValueError as error:
         raise BundleError(f"{folder}: {error}") from error
-    kept = {name: tensor.cpu().contiguous().clone() for name, tensor in state.items() if name not in ties}
-    save_file(kept, folder / WEIGHTS, metadata={"ties": json.dumps(ties)})
     write_card(card, folder / CARD)
-    image = torch.randn((1, 3, *card.preprocessing.size), generator=torch.Generator().manual_seed(0))
     try:
-        logits = _answer(model, image)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise BundleError(
-            f"{folder}: the model refuses an input of {tuple(image.shape)}, the card's preprocessing.size: {error}"
-        ) from error
-    digests = json.dumps({name: _digest(folder / name) for name in (WEIGHTS, CARD)})  # one key: safetensors shuffles
+        image, logits = ask_golden(model, card)
+    except BundleError as error:
+        raise BundleError(f"{folder}: {error}") from error
+    digests = json.dumps({name: digest(folder / name) for name in (WEIGHTS, CARD)})  # one key: safetensors shuffles
     save_file({"input": image, "logits": logits.contiguous()}, folder / GOLDEN, metadata={"sha256": digests})
     for name in (WEIGHTS, GOLDEN):
         shutil.copymode(folder / CARD, folder / name)  # safetensors writes for the owner alone, whatever the umask
 
 
-def _build(path: Path, card: ModelCard) -> nn.Module:
+def _check_card(path: Path, card: ModelCard) -> None:
     if card.attention_options:
         raise BundleError(f"{path / CARD}: attention_options: {card.attention!r} takes none here")
-    kwargs: dict[str, Any] = {**card.timm_kwargs, "num_classes": len(card.class_names)}
     check_plugins(card, path / CARD)
+
+
+def _build(path: Path, card: ModelCard) -> nn.Module:
+    kwargs: dict[str, Any] = {**card.timm_kwargs, "num_classes": len(card.class_names)}
     try:
         # The seed keeps the caller's random stream as it is; every weight is replaced.
         return create_model(card.backbone, card.attention, seed=0, **kwargs)
@@ -157,22 +185,9 @@ def _build(path: Path, card: ModelCard) -> nn.Module:
         raise BundleError(f"{path / CARD}: cannot build the model: {error}") from error
 
 
-def _read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read all tensors and the metadata of a safetensors file."""
-    if not file.is_file():
-        raise BundleError(f"{file}: missing")
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise BundleError(
-            f"{file}: truncated, or not safetensors ({error}); weights of another format are never read"
-        ) from error
-
-
-def _read_golden(path: Path, card: ModelCard) -> tuple[Tensor, Tensor]:
+def read_golden(path: Path, card: ModelCard) -> tuple[Tensor, Tensor]:
     """Read the golden input (1, 3, height, width) and its logits (1, K), of the shapes that the card wants."""
-    tensors, _ = _read_tensors(path / GOLDEN)
+    tensors, _ = read_tensors(path / GOLDEN)
     wanted = {"input": (1, 3, *card.preprocessing.size), "logits": (1, len(card.class_names))}
     for name, shape in wanted.items():
         got = tuple(tensors[name].shape) if name in tensors else "nothing"
@@ -182,45 +197,8 @@ def _read_golden(path: Path, card: ModelCard) -> tuple[Tensor, Tensor]:
     return tensors["input"], tensors["logits"]
 
 
-def _check_digests(path: Path) -> None:
-    """Raise BundleError if a file is not the one that was written: not every flipped bit moves a logit."""
-    text = _read_tensors(path / GOLDEN)[1].get("sha256", "{}")
-    for name in (WEIGHTS, CARD):
-        if f'"{name}": "{_digest(path / name)}"' not in text:
-            raise BundleError(f"{path / name}: damaged, it is not the file that was written with the bundle")
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _read_ties(file: Path, metadata: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
-    try:
-        ties = json.loads(metadata.get("ties", "{}"))
-        if not all(kept in tensors and name not in tensors for name, kept in ties.items()):
-            raise ValueError("a name is unknown")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise BundleError(f"{file}: its list of tied tensors is damaged ({error})") from error
-    assert isinstance(ties, dict)
-    return ties
-
-
-def _check_tensors(file: Path, got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Raise BundleError with every tensor that is missing, unknown, or of another shape or dtype."""
-    faults = [f"{name} is missing" for name in wanted if name not in got]
-    faults += [f"{name} is not the model's" for name in got if name not in wanted]
-    for name in wanted.keys() & got.keys():
-        have, want = ((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (got[name], wanted[name]))
-        if have != want:
-            faults.append(f"{name}: got {have[0]} {have[1]}, wanted {want[0]} {want[1]}")
-    if faults:
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise BundleError(f"{file}: does not fit the card: {'; '.join(sorted(faults)[:5])}{more}")
-
-
 @torch.no_grad()
-def _answer(model: nn.Module, image: Tensor) -> Tensor:
+def answer(model: nn.Module, image: Tensor) -> Tensor:
     """Return the logits on the CPU, asked in eval mode without autocast."""
     device = next(model.parameters()).device
     with _eval_mode(model), torch.autocast(device.type, enabled=False):

@@ -10,8 +10,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from zoo.errors import BundleError
 
 FORMAT_VERSION: Final = 1
+MAX_CARD_BYTES: Final = 16_000_000
+"""No card is larger: one of 21,841 classes takes 1 MB."""
 
-_NOT_IN_KWARGS = {
+NOT_IN_KWARGS = {
     "attention",
     "cache_dir",
     "checkpoint_path",
@@ -157,7 +159,7 @@ class ModelCard(_Strict):
     @field_validator("timm_kwargs")
     @classmethod
     def _check_not_ours(cls, timm_kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        ours = sorted(_NOT_IN_KWARGS & set(timm_kwargs))
+        ours = sorted(NOT_IN_KWARGS & set(timm_kwargs))
         if ours:
             raise ValueError(f"leave {', '.join(ours)} out: a bundle brings its own classes and weights")
         return timm_kwargs
@@ -177,6 +179,8 @@ def read_card(path: Path) -> ModelCard:
         BundleError: If the file is missing or no card, or of a newer format; the message names the fields.
     """
     try:
+        if path.stat().st_size > MAX_CARD_BYTES:
+            raise BundleError(f"{path}: not a model card: more than {MAX_CARD_BYTES:,} bytes")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{path}: cannot read the card ({error})") from error

@@ -173,8 +173,11 @@ DAMAGE = [
     (lambda b: truncate(b / WEIGHTS), r"model\.safetensors: truncated"),
     (lambda b: truncate(b / GOLDEN), r"golden\.safetensors: truncated"),
     (lambda b: (b / WEIGHTS).write_bytes(b""), r"model\.safetensors: truncated"),
-    (lambda b: as_pickle(b / WEIGHTS), "not safetensors .*never read"),
-    (lambda b: torch.save(read(b / WEIGHTS), b / WEIGHTS), "not safetensors .*never read"),
+    (lambda b: as_pickle(b / WEIGHTS), "a pickle, not safetensors; weights of another format are never read"),
+    (
+        lambda b: torch.save(read(b / WEIGHTS), b / WEIGHTS),
+        "a pickle, not safetensors; weights of another format are never read",
+    ),
     (lambda b: rewrite(b / WEIGHTS, lambda t: t.pop("head.bias")), "head.bias is missing"),
     (lambda b: rewrite(b / WEIGHTS, lambda t: t.update(extra=torch.ones(1))), "extra is not the model's"),
     (

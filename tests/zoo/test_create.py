@@ -64,7 +64,7 @@ def test_no_seed_draws_from_the_global_stream() -> None:
             {"backbone": "vit_tiny_patch16_22"},
             "unknown backbone 'vit_tiny_patch16_22', did you mean 'vit_tiny_patch16_224'",
         ),
-        ({"backbone": "zzz"}, r"unknown backbone 'zzz'; timm.list_models\(\) has all names"),
+        ({"backbone": "zzz"}, r"unknown backbone 'zzz'; python -m zoo list shows them"),
         ({"attention": "linaer"}, "unknown attention 'linaer', did you mean 'linear'"),
         ({"init": "torhc"}, "unknown init 'torhc', did you mean 'torch'"),
     ],
@@ -111,9 +111,9 @@ def test_pretrained_with_init_is_refused_before_anything_is_fetched(monkeypatch:
         zoo.create_model(BACKBONE, pretrained=True, init="torch")
 
 
-@pytest.mark.parametrize("backbone", ["resnet10t", "swin_tiny_patch4_window7_224"])
+@pytest.mark.parametrize("backbone", ["resnet10t", "visformer_tiny"])
 def test_a_backbone_that_cannot_be_swapped_is_refused(backbone: str) -> None:
-    with pytest.raises(SwapError, match=r"ResNet has no attention|cannot swap WindowAttention"):
+    with pytest.raises(SwapError, match=r"ResNet has no attention|cannot swap Attention"):
         zoo.create_model(backbone)
 
 
@@ -155,10 +155,10 @@ def test_a_folder_that_is_missing_or_damaged_is_one_line(tmp_path: Path) -> None
         zoo.create_model(f"local-dir:{tmp_path / 'nowhere'}")
     backbone = folder_of(tmp_path, "model.safetensors")
     (tmp_path / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(BackboneError, match="timm cannot build it with its defaults: SafetensorError"):
+    with pytest.raises(BackboneError, match=r"model\.safetensors: truncated, or not safetensors"):
         zoo.create_model(backbone, pretrained=True)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(BackboneError, match="JSONDecodeError"):
+    with pytest.raises(BackboneError, match=r"config\.json: not JSON in UTF-8"):
         zoo.create_model(backbone)
 
 
