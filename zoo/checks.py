@@ -10,6 +10,8 @@ from zoo.findings import Finding
 from zoo.freezing import find_frozen, find_nothing_trainable
 from zoo.snapshots import OptimizerLike, Snapshot, first_names, readable_values
 
+_STATISTICS = ("running_mean", "running_var")  # buffers that are never a mask or a bound
+
 
 def check_materialized(model: nn.Module) -> Iterator[Finding]:
     """Find parameters and buffers of lazy modules, which have no shape before the first forward pass."""
@@ -108,16 +110,16 @@ def check_contiguous(model: nn.Module) -> Iterator[Finding]:
 
 
 def check_finite(model: nn.Module) -> Iterator[Finding]:
-    """Find NaN and Inf in parameters, and in buffers all but -Inf, which masks are made of."""
+    """Find NaN and Inf in parameters, and in buffers all but a mask's -Inf and a bound, which is Inf throughout."""
     tensors: list[tuple[str, Tensor, bool]] = [(name, tensor, False) for name, tensor in model.named_parameters()]
-    tensors += [(name, tensor, True) for name, tensor in model.named_buffers()]
-    for name, tensor, is_buffer in tensors:
+    tensors += [(name, tensor, not name.endswith(_STATISTICS)) for name, tensor in model.named_buffers()]
+    for name, tensor, may_be_infinite in tensors:
         if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         values = readable_values(tensor)
         bad = ~torch.isfinite(values)
-        if is_buffer and not values.is_complex():
-            bad &= ~torch.isneginf(values)
+        if may_be_infinite and not values.is_complex():
+            bad &= ~(torch.isneginf(values) | torch.isinf(values).all())
         count = int(bad.sum())
         if count:
             what = "NaN" if bool(torch.isnan(values).any()) else "Inf"

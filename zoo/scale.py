@@ -1,12 +1,17 @@
 """The scale of attention's weights: how far the logits spread and how many tokens a query looks at, before training.
 
-For tokens x, y ~ N(0, I) the logit of one head is x' Wq' Wk y / sqrt(D), whose variance is ||Wq' Wk||_F^2 / D exactly.
-torch's Linear gives a spread of 1/3 at any width, a unit normal draw of raw matrices gives the width itself.
+For tokens x, y ~ N(0, I) the logit of one head is (x' Wq' + b') Wk y / sqrt(D), whose variance is
+(||Wq' Wk||_F^2 + ||b' Wk||^2) / D exactly. torch's Linear gives a spread of 1/3 at any width, a unit normal draw of raw
+matrices gives the width itself. Only classes whose logits are that, but for a bias by position, are measured: not
+attention over channels, cosine attention, attention whose maps are mixed, gated or subtracted, or whose queries or keys
+are pooled or normalised with statistics on the way.
 """
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +21,49 @@ from zoo.weights import attention_weights
 
 TOKENS = 65  # 64 patches and a class token: the uniform distribution over them has entropy 4.174
 EXPECTED_LOGIT_STD = 1 / 3
+# Each was held against the logits that its forward hands to softmax.
+_DOT_PRODUCT = frozenset(
+    {
+        "zoo.attention.Attention",
+        "timm.layers.attention.Attention",
+        "timm.layers.attention.AttentionRope",
+        "timm.models.beit.Attention",
+        "timm.models.cait.ClassAttn",
+        "timm.models.convit.MHSA",
+        "timm.models.crossvit.CrossAttention",
+        "timm.models.davit.WindowAttention",
+        "timm.models.efficientformer.Attention",
+        "timm.models.eva.EvaAttention",
+        "timm.models.fastvit.Attention",
+        "timm.models.gcvit.WindowAttentionGlobal",
+        "timm.models.hiera.MaskUnitAttention",
+        "timm.models.hieradet_sam2.MultiScaleAttention",
+        "timm.models.maxxvit.AttentionCl",
+        "timm.models.metaformer.Attention",
+        "timm.models.nest.Attention",
+        "timm.models.nextvit.EfficientAttention",
+        "timm.models.pvt_v2.Attention",
+        "timm.models.swin_transformer.WindowAttention",
+        "timm.models.tiny_vit.Attention",
+        "timm.models.tnt.Attention",
+        "timm.models.twins.GlobalSubSampleAttn",
+        "timm.models.twins.LocallyGroupedAttn",
+        "timm.models.vision_transformer.ParallelScalingBlock",
+        "timm.models.vision_transformer_relpos.RelPosAttention",
+        "timm.models.vision_transformer_sam.Attention",
+        "timm.models.volo.Attention",
+        "timm.models.volo.ClassAttention",
+    }
+)
+# Attributes, and the values for which queries and keys are those of single tokens: others pool or scale them.
+_AS_IS: dict[str, tuple[object, ...]] = {
+    "q_stride": (1,),
+    "q_pool": (None,),
+    "linear": (False,),
+    "logit_scale": (None,),
+    "temperature": (None,),
+}
+_POOLED_BY = {"timm.models.nextvit.EfficientAttention": "sr_ratio"}
 _LOWEST, _HIGHEST = 1e-3, 4.0  # below, softmax is uniform to the last digits; above, it is a choice of one
 
 
@@ -31,7 +79,8 @@ class ScaleRow:
         k_std: Of the key weights.
         v_std: Of the value weights.
         expected_std: What torch's Linear draws, 1/sqrt(3 dim).
-        logit_std: Spread of the attention logits for N(0, I) tokens, root mean square over heads.
+        logit_std: Spread of the attention logits for N(0, I) tokens, root mean square over heads, without biases by
+            position.
         entropy: Mean entropy in nats of the attention over 65 seeded N(0, I) tokens, between 0 and ln(65).
         bounded: Whether q and k are normalised, which bounds the logits whatever the weights are.
     """
@@ -57,12 +106,17 @@ class ScaleRow:
 
 @torch.no_grad()
 def measure_scale(model: nn.Module) -> tuple[ScaleRow, ...]:
-    """Measure every attention whose weights `zoo.attention_weights` can show, on the CPU in float32."""
+    """Measure every attention whose logits its q and k alone decide, on the CPU in float32; leave out the others."""
     rows = []
     for name, weights in attention_weights(model).items():
-        if {"q", "k", "v"} <= weights.keys() and not any(tensor.is_meta for tensor in weights.values()):
-            host = {part: tensor.detach().float().cpu() for part, tensor in weights.items()}
-            rows.append(_measure(name, model.get_submodule(name), host))
+        attention = model.get_submodule(name)
+        if not {"q", "k", "v"} <= weights.keys() or not _is_dot_product(attention):
+            continue
+        if any(tensor.is_meta for tensor in weights.values()):
+            continue
+        row = _measure(name, attention, {part: tensor.detach().float().cpu() for part, tensor in weights.items()})
+        if row is not None and math.isfinite(row.logit_std) and math.isfinite(row.entropy):  # the audit names the NaN
+            rows.append(row)
     return tuple(rows)
 
 
@@ -82,13 +136,31 @@ def check_scale(rows: tuple[ScaleRow, ...]) -> Iterator[Finding]:
         )
 
 
-def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> ScaleRow:
+def _is_dot_product(attention: nn.Module) -> bool:
+    """Say whether softmax gets q'k / sqrt(D) of single tokens: by the class whose forward it runs, and its settings."""
+    owner = next(cls for cls in type(attention).__mro__ if "forward" in vars(cls))
+    name = f"{owner.__module__}.{owner.__qualname__}"
+    settings = _AS_IS | ({_POOLED_BY[name]: (1,)} if name in _POOLED_BY else {})
+    return name in _DOT_PRODUCT and all(
+        getattr(attention, attribute, values[0]) in values for attribute, values in settings.items()
+    )
+
+
+def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> ScaleRow | None:
+    """Measure one attention; None if its q and k are not whole heads of one width, or are normalised in another way."""
     num_heads = _num_heads(attention, weights["q"])
-    dim, head_dim = weights["q"].shape[1], weights["q"].shape[0] // num_heads
-    heads = {part: _per_head(weights[part], num_heads, head_dim) for part in ("q", "k")}  # (H, D, C)
-    # ||Wq' Wk||_F^2 = <Wq Wq', Wk Wk'>: D x D instead of C x C
-    grams = {part: head @ head.mT for part, head in heads.items()}  # (H, D, D)
-    variance = (grams["q"] * grams["k"]).sum((1, 2)) / head_dim  # (H,)
+    (rows, dim), key_shape = weights["q"].shape, weights["k"].shape
+    if not num_heads or rows % num_heads or key_shape[1] != dim or key_shape[0] % (rows // num_heads):
+        return None
+    head_dim = rows // num_heads
+    if num_heads % (key_shape[0] // head_dim):
+        return None
+    norms = [_find_norm(attention, f"{part}_norm", (head_dim,)) for part in ("q", "k")]
+    if None in norms:
+        return None
+    logits = _sample_logits(weights, norms, num_heads, head_dim)  # (H, N, N)
+    bounded = not all(isinstance(norm, nn.Identity) for norm in norms)
+    variance = logits.var((1, 2)) if bounded else _variance(weights, num_heads, head_dim)  # (H,)
     return ScaleRow(
         name=name,
         dim=dim,
@@ -98,30 +170,47 @@ def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> Sca
         v_std=float(weights["v"].std(correction=0)),
         expected_std=1 / math.sqrt(3 * dim),
         logit_std=float(variance.mean().sqrt()),
-        entropy=_entropy(weights, heads, num_heads, head_dim),
-        bounded=any(
-            not isinstance(getattr(attention, norm, None), nn.Identity | None) for norm in ("q_norm", "k_norm")
-        ),
+        entropy=float(torch.special.entr(logits.softmax(-1)).sum(-1).mean()),
+        bounded=bounded,
     )
 
 
-def _entropy(weights: dict[str, Tensor], heads: dict[str, Tensor], num_heads: int, head_dim: int) -> float:
-    x = torch.randn(TOKENS, weights["q"].shape[1], generator=torch.Generator().manual_seed(0))  # (N, C)
-    q, k = (x @ head.mT for head in heads.values())  # (H, N, D)
+def _variance(weights: dict[str, Tensor], num_heads: int, head_dim: int) -> Tensor:
+    q, k = (_per_head(weights[part], num_heads, head_dim) for part in ("q", "k"))  # (H, D, C)
+    # ||Wq' Wk||_F^2 = <Wq Wq', Wk Wk'>: D x D instead of C x C
+    total = ((q @ q.mT) * (k @ k.mT)).sum((1, 2))
     if "q_bias" in weights:
-        q = (
-            q + _per_head(weights["q_bias"][:, None], num_heads, head_dim).mT
-        )  # (H, 1, D); a k bias leaves softmax as is
-    attention = (q @ k.mT / math.sqrt(head_dim)).softmax(-1)  # (H, N, N)
-    return float(torch.special.entr(attention).sum(-1).mean())
+        bias = _per_head(weights["q_bias"][:, None], num_heads, head_dim)  # (H, D, 1)
+        total += (bias.mT @ k).square().sum((1, 2))
+    return total / head_dim  # (H,)
+
+
+def _sample_logits(weights: dict[str, Tensor], norms: list[Any], num_heads: int, head_dim: int) -> Tensor:
+    x = torch.randn(TOKENS, weights["q"].shape[1], generator=torch.Generator().manual_seed(0))  # (N, C)
+    heads = []
+    for part, norm in zip(("q", "k"), norms, strict=True):
+        head = x @ _per_head(weights[part], num_heads, head_dim).mT  # (H, N, D)
+        if f"{part}_bias" in weights:
+            head = head + _per_head(weights[f"{part}_bias"][:, None], num_heads, head_dim).mT  # (H, 1, D)
+        heads.append(norm(head))
+    return heads[0] @ heads[1].mT / math.sqrt(head_dim)
+
+
+def _find_norm(attention: nn.Module, name: str, shape: tuple[int, ...]) -> nn.Module | None:
+    """Return a copy, in float32 on the CPU, of the norm of a head; nn.Identity without one, None for another kind."""
+    norm = getattr(attention, name, None)
+    if norm is None or isinstance(norm, nn.Identity):
+        return nn.Identity()
+    fits = tuple(getattr(norm, "normalized_shape", ())) == shape
+    return copy.deepcopy(norm).float().cpu() if fits else None
 
 
 def _num_heads(attention: nn.Module, q: Tensor) -> int:
-    """Read the number of heads off a module: its `num_heads`, or its `head_dim`, or else one."""
+    """Read the number of heads off a module: its `num_heads`, or its `head_dim`; 0 if it has neither."""
     num_heads, head_dim = getattr(attention, "num_heads", None), getattr(attention, "head_dim", None)
     if isinstance(num_heads, int):
         return num_heads
-    return q.shape[0] // head_dim if isinstance(head_dim, int) else 1
+    return q.shape[0] // head_dim if isinstance(head_dim, int) and head_dim else 0
 
 
 def _per_head(weight: Tensor, num_heads: int, head_dim: int) -> Tensor:
