@@ -20,7 +20,7 @@ class ModelConfig(Section):
     """The backbone and its attention."""
 
     backbone: Text
-    """timm's name of the backbone, as `timm.list_models()` gives it; or local-dir:FOLDER."""
+    """timm's name of the backbone, as `python -m zoo list` shows it; or local-dir:FOLDER."""
     attention: Text = "linear"
     """Attention variant that replaces the backbone's own: linear, separate, parameter or one of your own."""
     plugins: Texts = ()
@@ -28,10 +28,19 @@ class ModelConfig(Section):
     init: Text | None = None
     """Scheme that draws the attention's projections anew: timm, torch, trunc_normal, kaiming_raw or normal.
     null keeps what timm gave."""
-    pretrained: bool = False
-    """Start from timm's pretrained weights (needs a network or a local-dir: backbone)."""
+    pretrained: bool | Text = False
+    """Start from trained weights. true: timm's own (needs a network or a local-dir: backbone). A path: a bundle, a
+    checkpoint RUN/checkpoints/step-..., a folder of timm's, or a .safetensors file. Another image size resamples
+    positions, another class count gets a new head; the run says so."""
     timm_kwargs: Mapping[str, JsonValue] = Field(default_factory=dict)
     """timm's own keyword arguments of the backbone, such as `--model.timm_kwargs.depth 6`."""
+
+    @field_validator("pretrained", mode="before")
+    @classmethod
+    def _check_pretrained(cls, pretrained: object) -> object:
+        if not isinstance(pretrained, bool | str) or pretrained == "":
+            raise ValueError(f"got {pretrained!r}, wanted true, false, or a path")
+        return pretrained
 
     @model_validator(mode="after")
     def _check(self) -> Self:

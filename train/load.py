@@ -118,16 +118,18 @@ def validate(merged: Mapping[str, JsonValue]) -> TrainConfig:
 
 
 def check_names(model: ModelConfig) -> None:
-    """Check that the backbone, the attention and the init scheme exist, before any data is read.
+    """Check that the backbone, the attention, the init scheme and a path of weights exist, before any data is read.
 
     The plugins are loaded before.
 
     Raises:
         UnknownNameError: With the nearest right name.
+        BackboneError: If nothing that could be loaded lies at the path `pretrained`.
         PluginError: If an installed package offers the attention and fails to load.
     """
     import timm  # here: --help need not wait for torch
 
+    from zoo.create import find_pretrained
     from zoo.init import check_scheme
     from zoo.registry import find_attention
 
@@ -135,7 +137,9 @@ def check_names(model: ModelConfig) -> None:
     if model.init is not None:
         check_scheme(model.init)
     if ":" not in model.backbone and not timm.is_model(model.backbone):
-        raise UnknownNameError("backbone", model.backbone, timm.list_models(), "timm.list_models() names all")
+        raise UnknownNameError("backbone", model.backbone, timm.list_models(), "python -m zoo list shows them")
+    if isinstance(model.pretrained, str):
+        find_pretrained(model.pretrained)
 
 
 def _split(argv: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import zoo
 from train.config import TrackingConfig
 from train.publish import Published
 from train.ranks import RankInfo
@@ -26,11 +27,13 @@ def describe_plan(run: Run) -> str:
     config, data = run.config, run.data
     loop, schedule = config.loop, config.schedule
     batch = loop.batch_size_per_rank * loop.accumulation_steps * run.accelerator.num_processes
+    weights = None if run.step else zoo.find_report(run.bare)  # a resumed run has its checkpoint's
     return "\n".join(
         (
             f"model     {config.model.backbone}, attention {config.model.attention}, "
             f"init {config.model.init or 'kept'}, "
             f"{sum(parameter.numel() for parameter in run.bare.parameters()):,} parameters",
+            *([] if weights is None else [f"weights   {weights}"]),
             f"data      {config.data.root}: {len(data.train):,} training and {len(data.val):,} validation images, "
             f"{len(data.class_names)} classes, input {'x'.join(map(str, data.preprocessing.size))}",
             f"schedule  {schedule.epochs} epochs of {run.steps_per_epoch} steps, global batch {batch}, "

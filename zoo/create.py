@@ -95,7 +95,7 @@ def _build_pretrained(
 ) -> tuple[nn.Module, Loaded]:
     """Let timm build a backbone, and load weights at the moment that timm would: those at `path`, or timm's own."""
     loaded: list[Loaded] = []
-    given = None if path is None else _find_given(path)
+    given = None if path is None else find_pretrained(path)
 
     def load(model: nn.Module, recipe: Recipe) -> None:
         try:
@@ -111,9 +111,10 @@ def _build_pretrained(
     return model, loaded[0]
 
 
-def _find_given(pretrained: str) -> Source:
+def find_pretrained(path: str) -> Source:
+    """Return what weights lie at a path, as `create_model` takes it; raise BackboneError if it could not load them."""
     try:
-        return find_source(Path(pretrained.removeprefix("local-dir:")))
+        return find_source(Path(path.removeprefix("local-dir:")))
     except BundleError as error:
         raise BackboneError(f"pretrained {error}") from error
 
