@@ -106,11 +106,11 @@ def build_card(config: TrainConfig, data: Data) -> ModelCard:
 
 
 def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
-    """Build the backbone with its attention and its frozen parameters, from `seed` alone.
+    """Build the backbone with its attention, its ties and its frozen parameters, from `seed` alone.
 
     Raises:
-        ZooError: If a name is unknown, the backbone cannot be swapped, a freeze pattern matches nothing, or nothing is
-            left to train.
+        ZooError: If a name is unknown, the backbone cannot be swapped, a tie cannot be made, a freeze pattern matches
+            nothing, or nothing is left to train.
     """
     wanted = config.model
     model = zoo.create_model(
@@ -122,8 +122,8 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
         num_classes=num_classes,
         **wanted.timm_kwargs,
     )
-    if config.freeze:
-        zoo.freeze(model, config.freeze)
+    zoo.tie(model, *config.tie)
+    zoo.freeze(model, config.freeze)
     check_trainable(model)
     return model
 

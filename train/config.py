@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, field_serializer, field_validator, model_validator
 
-from train.fields import Count, Momentum, NonNegative, Positive, Probability, Range, Section, Seed, Text, Texts
+from train.fields import Count, Groups, Momentum, NonNegative, Positive, Probability, Range, Section, Seed, Text, Texts
 from train.store import without_password
 
 
@@ -254,8 +254,12 @@ class TrainConfig(Section):
     """Folder for runs; this one writes to OUTPUT_DIR/NAME."""
     resume: Text | None = None
     """auto: go on from the newest whole checkpoint of OUTPUT_DIR/NAME, if there is one. A path: from that one."""
+    tie: Groups = ()
+    """Parameters that are to be one tensor, a text or a list of names for each tie: 'a.weight = b.weight', or a glob
+    over all of them, as blocks.*.attn.qkv.to_q. The first one's values stay."""
     freeze: Texts = ()
-    """Patterns of parameter names that do not learn, such as ['patch_embed.*', 'blocks.0.*']."""
+    """What does not learn: names, paths, globs, blocks by number (from 0, both ends in), as in
+    [patch_embed, blocks.0-5, '*.attn.*'], or 'all but head'. Norms frozen whole keep their running statistics."""
     model: ModelConfig
     data: DataConfig
     augment: AugmentConfig = AugmentConfig()

@@ -21,6 +21,7 @@ def _take_one(value: object) -> object:
 
 
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_take_one)]
+Groups = Annotated[tuple[Texts, ...], BeforeValidator(_take_one)]
 
 
 class Section(BaseModel):

@@ -72,8 +72,25 @@ def parse_command_line(argv: Sequence[str]) -> Invocation:
     merged = read_recipe(recipe)
     _take_environment(merged, os.environ)
     for name, value in flags.items():
-        set_path(merged, name, parse_value(value, where=f"--{name}"))
+        set_path(merged, name, _read_value(name, value))
     return Invocation(validate(merged), dry_run, recipe)
+
+
+def _read_value(name: str, text: str) -> JsonValue:
+    """Read the value of a flag as YAML, but for a single glob, whose `*` would start an alias there.
+
+    Raises:
+        ConfigError: If it is not YAML.
+    """
+    names_parameters = name in ("freeze", "tie")
+    if names_parameters and text.startswith("*"):
+        return text
+    try:
+        return parse_value(text, where=f"--{name}")
+    except ConfigError as error:
+        if not (names_parameters and text.startswith("[") and "*" in text):
+            raise
+        raise ConfigError(f"--{name}: in a list, a text that starts with * wants quotes: ['*.bias', head]") from error
 
 
 def _take_environment(merged: dict[str, JsonValue], environ: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from train import checkpoint
 from train.checkpoint import CheckpointState
-from train.config import TrainConfig
+from train.config import DataConfig, ModelConfig, TrainConfig
 from train.errors import CheckpointError
 from train.ranks import gather_json, together
 from train.run import Run
@@ -31,6 +31,14 @@ def describe_state(run: Run) -> CheckpointState:
         train_fingerprint=run.data.train_fingerprint,
         scaler={} if scaler is None else {key: float(value) for key, value in scaler.state_dict().items()},
     )
+
+
+def fill_in(state: CheckpointState, now: CheckpointState) -> CheckpointState:
+    """Return a checkpoint's state with the default of every field of `now` that is younger than the checkpoint."""
+    least = TrainConfig(name="x", model=ModelConfig(backbone="x"), data=DataConfig(root="x"))
+    defaults = flatten(least.model_dump(mode="json"))
+    younger = {key: defaults[key] for key in now.config.keys() - state.config.keys() if key in defaults}
+    return state.model_copy(update={"config": state.config | younger})
 
 
 def save_checkpoint(run: Run) -> None:
@@ -90,8 +98,8 @@ def restore(run: Run, path: Path) -> None:
         CheckpointError: On every rank, if the checkpoint was written under other conditions, or does not fit.
     """
     with together(run.accelerator, "resuming"):
-        state = checkpoint.read_state(path)
-        checkpoint.check_resumable(path, state, describe_state(run))
+        state, now = checkpoint.read_state(path), describe_state(run)
+        checkpoint.check_resumable(path, fill_in(state, now), now)
         checkpoint.load_weights(path, run.bare, run.optimizer)
         run.step = state.step
         if run.accelerator.scaler is not None and state.scaler:

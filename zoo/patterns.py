@@ -62,7 +62,7 @@ def find_matches(pattern: str, names: Iterable[str]) -> tuple[str, ...]:
     globs = _expand(pattern, _list_paths(known))
     found = tuple(name for name in known if any(fnmatchcase(name, glob) for glob in globs))
     if not found:
-        raise _unknown(pattern, known, _NAMES_HINT)
+        raise _unknown(pattern, known, "parameter", _NAMES_HINT)
     return found
 
 
@@ -73,7 +73,7 @@ def _find_below(pattern: str, tensors: Iterable[str], paths: tuple[str, ...]) ->
     globs = _expand(pattern, paths)
     hits = {path for path in paths if any(fnmatchcase(path, glob) for glob in globs)}
     if not hits:
-        raise _unknown(pattern, paths)
+        raise _unknown(pattern, paths, "pattern", _HINT)
     return [name for name in tensors if not hits.isdisjoint(_ancestors(name))]
 
 
@@ -98,15 +98,15 @@ def _expand(pattern: str, paths: tuple[str, ...]) -> list[str]:
     return [glob for index in indices for glob in _expand(f"{before}{index}{after}", paths)]
 
 
-def _unknown(pattern: str, known: tuple[str, ...], hint: str = _HINT) -> UnknownNameError:
+def _unknown(pattern: str, known: tuple[str, ...], kind: str, hint: str) -> UnknownNameError:
     """Say that a pattern names nothing, and how many there are where it counts too far."""
     stacks, parts = _list_stacks(_list_paths(known)), pattern.split(".")
     for depth, part in enumerate(parts):
         stack = ".".join(parts[:depth])
         if part.isdecimal() and stack in stacks and int(part) not in stacks[stack]:
-            return UnknownNameError("pattern", pattern, known, _describe_stack(stack, stacks[stack]))
+            return UnknownNameError(kind, pattern, known, _describe_stack(stack, stacks[stack]))
     many = "; several patterns are a list: [a, b]" if "," in pattern else ""
-    return UnknownNameError("pattern", pattern, known, hint + many)
+    return UnknownNameError(kind, pattern, known, hint + many)
 
 
 def _describe_stack(stack: str, held: set[int]) -> str:

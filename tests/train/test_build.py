@@ -8,6 +8,7 @@ from train.errors import ConfigError, exit_status
 from train.step import train_step
 from train.tracking import Tracker
 from zoo.errors import ZooError
+from zoo.freezing import find_frozen
 
 
 def test_run_is_built_from_the_config_and_the_data(tiny):
@@ -30,6 +31,50 @@ def test_weights_are_of_the_seed_alone(tiny):
 def test_everything_frozen_is_one_line_and_the_users_mistake(tiny):
     with pytest.raises(ZooError, match=r"no trainable parameters: all .* are frozen") as caught:
         build_model(tiny(freeze=["*"]), 3)
+    assert "\n" not in str(caught.value)
+    assert exit_status(caught.value) == 2
+
+
+@pytest.mark.parametrize(("pattern", "trainable"), [("all but head", 2), ("blocks.0-0", 8), ("all but *.bias", 7)])
+def test_freeze_takes_one_pattern_as_a_text(tiny, pattern, trainable):
+    model = build_model(tiny(freeze=pattern), 3)
+    assert sum(parameter.requires_grad for parameter in model.parameters()) == trainable
+
+
+def test_block_beyond_the_model_is_refused_with_how_many_there_are(tiny):
+    with pytest.raises(
+        ZooError, match=r"unknown pattern 'blocks\.0-1', did you mean 'blocks\.0-0'.*blocks holds 1, 0 to 0"
+    ):
+        build_model(tiny(freeze=["head", "blocks.0-1"]), 3)
+
+
+TWO = {"model__timm_kwargs": {"depth": 2}}
+TIE = "blocks.0.mlp.fc1.weight = blocks.1.mlp.fc1.weight"
+
+
+def test_tied_parameters_are_one_before_they_are_frozen_and_stepped(tiny):
+    run = build_tiny(tiny(**TWO, tie=TIE), wrapped=False)
+    shared = run.bare.blocks[0].mlp.fc1.weight
+    assert run.bare.blocks[1].mlp.fc1.weight is shared
+    held = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    assert sum(parameter is shared for parameter in held) == 1
+    frozen = build_model(tiny_config(run.config.data.root, **TWO, tie=[TIE], freeze="blocks.1.mlp.fc1.weight"), 3)
+    assert not frozen.blocks[0].mlp.fc1.weight.requires_grad
+    assert find_frozen(frozen) == {"blocks.0.mlp.fc1.weight", "blocks.1.mlp.fc1.weight"}
+
+
+@pytest.mark.parametrize(
+    ("ties", "said"),
+    [
+        ("blocks.0.mlp.fc1.weight", "cannot tie blocks.0.mlp.fc1.weight alone"),
+        ("head.weight = blocks.0.mlp.fc1.weight", "its shape is"),
+        (["head.weight = head.wieght"], "unknown parameter 'head.wieght', did you mean 'head.weight'"),
+        ([["head.weight", "head.weight"]], "cannot tie head.weight to itself"),
+    ],
+)
+def test_tie_that_cannot_be_made_is_one_line_and_the_users_mistake(tiny, ties, said):
+    with pytest.raises(ZooError, match=said) as caught:
+        build_model(tiny(tie=ties), 3)
     assert "\n" not in str(caught.value)
     assert exit_status(caught.value) == 2
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from train.config import ModelConfig
+from train.config import ModelConfig, TrainConfig
 from train.errors import ConfigError
 from train.load import check_names, parse_command_line
 from zoo.errors import UnknownNameError
@@ -45,6 +45,58 @@ def test_mapping_on_the_line_is_merged_not_swapped():
     assert config.model.timm_kwargs["img_size"] == 8
 
 
+@pytest.mark.parametrize(
+    ("text", "patterns"),
+    [
+        ("head", ("head",)),
+        ("*", ("*",)),
+        ("*.attn.*", ("*.attn.*",)),
+        ("blocks.0-5", ("blocks.0-5",)),
+        ("all but head, norm", ("all but head, norm",)),
+        ("[patch_embed, blocks.2-, '*.bias']", ("patch_embed", "blocks.2-", "*.bias")),
+        ("[]", ()),
+    ],
+)
+def test_freeze_is_one_pattern_or_a_list(recipe, text, patterns):
+    assert parse_command_line([recipe, "--freeze", text]).config.freeze == patterns
+    assert parse_command_line([recipe, f"--freeze={text}"]).config.freeze == patterns
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("blocks.*.attn.qkv.to_q", (("blocks.*.attn.qkv.to_q",),)),
+        ("*.to_q = *.to_k", (("*.to_q = *.to_k",),)),
+        ("a.weight = b.weight", (("a.weight = b.weight",),)),
+        ("[a = b, c = d]", (("a = b",), ("c = d",))),
+        ("[[a, b], [c, d, e]]", (("a", "b"), ("c", "d", "e"))),
+        ("[[a, b], '*.to_q']", (("a", "b"), ("*.to_q",))),
+        ("[]", ()),
+    ],
+)
+def test_tie_is_one_text_or_a_list_of_texts_and_lists(recipe, text, groups):
+    assert parse_command_line([recipe, "--tie", text]).config.tie == groups
+    config = parse_command_line([recipe, f"--tie={text}"]).config
+    assert TrainConfig.model_validate_json(config.model_dump_json()) == config
+    assert config.tie == groups
+
+
+def test_freeze_and_tie_read_the_same_from_a_recipe(recipe):
+    text = "freeze: [blocks.0-5, '*.bias']\ntie:\n- a.weight = b.weight\n- [c, d]\n"
+    path = Path(recipe)
+    path.write_text(path.read_text() + text)
+    config = parse_command_line([recipe]).config
+    assert config.freeze == ("blocks.0-5", "*.bias")
+    assert config.tie == (("a.weight = b.weight",), ("c", "d"))
+
+
+def test_bare_glob_in_a_list_says_that_it_wants_quotes(recipe):
+    with pytest.raises(
+        ConfigError, match=r"--freeze: in a list, a text that starts with \* wants quotes: \['\*\.bias'"
+    ):
+        parse_command_line([recipe, "--freeze", "[*.bias, head]"])
+
+
 def test_dry_run_resume_and_text_with_odd_characters(recipe):
     invocation = parse_command_line(["--dry-run", recipe, "--resume", "auto", "--data.root", "my photos #2"])
     assert invocation.dry_run
@@ -81,6 +133,11 @@ def test_dry_run_resume_and_text_with_odd_characters(recipe):
         ("--loop.compile yes", "loop.compile: got 'yes', wanted true or false"),
         ("--loop.mixed_precision bf61", "loop.mixed_precision: got 'bf61', wanted 'no', 'bf16' or 'fp16'"),
         ("--freeze 3", r"freeze: got 3, wanted a list such as \[a, b\]"),
+        ("--freeze [3]", "freeze.0: got 3, wanted text"),
+        ("--tie 3", r"tie: got 3, wanted a list such as \[a, b\]"),
+        ("--tie [3]", r"tie.0: got 3, wanted a list"),
+        ("--tie [[3]]", "tie.0.0: got 3, wanted text"),
+        ("--tie null", "tie: got null, wanted a list"),
         ("--data.mean [1,2]", "data.mean: item 3 of the list is missing"),
         ("--data.mean [1,2,3,4]", "data.mean: got .* at most 3 items"),
         ("--data.root ''", "data.root: got ''"),

@@ -4,12 +4,13 @@ from itertools import pairwise
 import pytest
 import timm
 import torch
+from timm.optim import param_groups_weight_decay
 
 import zoo
 from tests.train.tiny import build_tiny, swapped, tiny_config, write_images
 from train import step as step_module
 from train.config import OptimizerConfig
-from train.optim import build_optimizer, learning_rate, set_learning_rate
+from train.optim import build_optimizer, find_exempt, learning_rate, set_learning_rate
 from train.step import train_step
 
 SHAPE = {"peak": 0.1, "warmup_steps": 10, "total_steps": 100, "min_ratio": 0.05}
@@ -88,6 +89,46 @@ def test_tied_parameter_is_held_once():
     model.blocks[1].mlp.fc1.weight = model.blocks[0].mlp.fc1.weight
     held = [id(p) for group in build_optimizer(model, OptimizerConfig()).param_groups for p in group["params"]]
     assert len(held) == len(set(held)) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", ["0.weight", "1.weight"])
+def test_tied_parameter_is_exempt_if_any_of_its_names_is(name):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model.no_weight_decay = lambda: {name}
+    assert find_exempt(model) == {name}
+    zoo.tie(model, "0.weight = 1.weight")
+    assert find_exempt(model) == {"0.weight"}
+    groups = build_optimizer(model, OptimizerConfig(weight_decay=0.3)).param_groups
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(3, 0.0)]
+
+
+BACKBONES = [
+    "vit_tiny_patch16_224",
+    "vit_small_patch16_rope_ape_224",
+    "eva02_tiny_patch14_224",
+    "beit_base_patch16_224",
+    "vit_relpos_small_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+]
+
+
+@pytest.mark.parametrize("attention", ["linear", "separate", "parameter"])
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_as_many_numbers_decay_as_in_timms_own_model(backbone, attention):
+    """Biases that a swap stores by part decay no more than timm's, and every name that timm spares is spared."""
+
+    def decayed(model, groups):
+        held = [parameter for group in groups for parameter in group["params"]]
+        assert sorted(map(id, held)) == sorted(map(id, model.parameters()))
+        return sum(p.numel() for group in groups if group["weight_decay"] for p in group["params"])
+
+    kwargs = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+    stock = timm.create_model(backbone, **kwargs)
+    theirs = param_groups_weight_decay(stock, 0.3, no_weight_decay_list=stock.no_weight_decay())
+    model = build(backbone, attention)
+    assert find_exempt(model) >= {"pos_embed", "cls_token"} & {name for name, _ in model.named_parameters()}
+    ours = build_optimizer(model, OptimizerConfig(weight_decay=0.3)).param_groups
+    assert decayed(model, ours) == decayed(stock, theirs) > 0
 
 
 def test_model_with_nothing_to_exempt_makes_one_group():

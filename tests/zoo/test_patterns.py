@@ -114,5 +114,5 @@ def test_module_that_is_called_all_is_itself() -> None:
 
 def test_matches_are_full_names_alone() -> None:
     assert find_matches("blocks.0-1.norm.weight", NAMES) == ("blocks.0.norm.weight", "blocks.1.norm.weight")
-    with pytest.raises(UnknownNameError, match="unknown pattern 'head'"):
+    with pytest.raises(UnknownNameError, match="unknown parameter 'head'"):
         find_matches("head", NAMES)

@@ -110,8 +110,8 @@ def test_group_that_cannot_be_one_tensor_is_refused_and_nothing_changed(vit, gro
         (["blocks.0.mlp.fc1", "blocks.1.mlp.fc1"], r"'blocks\.0\.mlp\.fc1', .*wanted is a parameter's full name"),
         ("blocks.0-3.mlp.fc1.weight", r"blocks\.0-3\.mlp\.fc1\.weight'.*blocks holds 3, 0 to 2"),
         ("blocks.3.mlp.fc1.weight = head.weight", r"blocks holds 3, 0 to 2"),
-        ("stages.0-3.weight", r"unknown pattern 'stages\.0-3\.weight'"),
-        ("all", "unknown pattern 'all'"),
+        ("stages.0-3.weight", r"unknown parameter 'stages\.0-3\.weight'"),
+        ("all", "unknown parameter 'all'"),
     ],
 )
 def test_unknown_name_gives_the_nearest_and_changes_nothing(vit, group, said) -> None:
