@@ -25,7 +25,8 @@ class Remains:
 
     def revive(self) -> nn.Parameter:
         """Return the Parameter itself if somebody holds it, else an uninitialised one like it, always the same one."""
-        alive = self._reference() or self._again
+        alive = self._reference()
+        alive = self._again if alive is None else alive
         if alive is None:
             empty = torch.empty_like(self.likeness, device=self._device)
             alive = self._again = nn.Parameter(empty, requires_grad=self.likeness.requires_grad)
