@@ -85,8 +85,11 @@ def iter_attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def iter_unmapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield name and module of whatever claims attention, has no row, and neither holds nor is part of one that has."""
+def iter_claims(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield name and module of whatever is or claims to be attention, but for parts of one that has a row.
+
+    A block that is called after the attention that it holds is none.
+    """
     claims = [
         (name, module) for name, module in model.named_modules() if _is_mapped(module) or looks_like_attention(module)
     ]
@@ -94,8 +97,13 @@ def iter_unmapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in claims:
         prefix = f"{name}." if name else ""
         holds_another = any(other != name and other.startswith(prefix) for other, _ in claims)
-        if not _is_mapped(module) and not holds_another and not name.startswith(mapped):
+        if _is_mapped(module) or not (holds_another or name.startswith(mapped)):
             yield name, module
+
+
+def iter_unmapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield name and module of whatever claims attention, has no row, and neither holds nor is part of one that has."""
+    yield from ((name, module) for name, module in iter_claims(model) if not _is_mapped(module))
 
 
 def looks_like_attention(module: nn.Module) -> bool:

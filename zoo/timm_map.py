@@ -63,6 +63,7 @@ ROWS: dict[str, AttentionRow] = {
     "timm.models.convit.GPSA": _row(_QK, _V, _OUT),
     "timm.models.convit.MHSA": FUSED,
     "timm.models.crossvit.CrossAttention": _row(Slot("wq", ("q",)), Slot("wk", ("k",)), Slot("wv", ("v",)), _OUT),
+    "timm.models.csatv2.SpatialTransformerBlock": _row(_QKV),  # a block of one head over single numbers
     "timm.models.davit.ChannelAttention": FUSED,
     "timm.models.davit.ChannelAttentionV2": FUSED,
     "timm.models.davit.WindowAttention": FUSED,
