@@ -60,15 +60,15 @@ class Transplant:
         if self.is_idle:
             return
         check_unhooked(name, module)
+        self._spec = AttentionSpec.read(module)
+        if self._variant is not None:
+            self._variant.check_spec(self._spec, name)
         own = [leaf for leaf, _ in module.named_parameters() if leaf.partition(".")[0] not in _MOVED]
         if own:
             raise SwapError(
                 f"{name}.{own[0]} is a parameter of {type(module).__name__} alone, with no place in what it would "
                 "become: the function would change"
             )
-        self._spec = AttentionSpec.read(self._base)
-        if self._variant is not None:
-            self._variant.check_spec(self._spec, name)
 
     def carry_out(self, undo: list[Callable[[], None]]) -> None:
         """Build the new module, move the projections into it, and put it in place; add the way back to `undo`."""
