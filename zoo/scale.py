@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -155,8 +155,9 @@ def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> Sca
     head_dim = rows // num_heads
     if num_heads % (key_shape[0] // head_dim):
         return None
-    norms = [_find_norm(attention, f"{part}_norm", (head_dim,)) for part in ("q", "k")]
-    if None in norms:
+    found = [_find_norm(attention, f"{part}_norm", (head_dim,)) for part in ("q", "k")]
+    norms = [norm for norm in found if norm is not None]
+    if len(norms) < len(found):
         return None
     logits = _sample_logits(weights, norms, num_heads, head_dim)  # (H, N, N)
     bounded = not all(isinstance(norm, nn.Identity) for norm in norms)
@@ -185,14 +186,14 @@ def _variance(weights: dict[str, Tensor], num_heads: int, head_dim: int) -> Tens
     return total / head_dim  # (H,)
 
 
-def _sample_logits(weights: dict[str, Tensor], norms: list[Any], num_heads: int, head_dim: int) -> Tensor:
+def _sample_logits(weights: dict[str, Tensor], norms: list[nn.Module], num_heads: int, head_dim: int) -> Tensor:
     x = torch.randn(TOKENS, weights["q"].shape[1], generator=torch.Generator().manual_seed(0))  # (N, C)
-    heads = []
+    heads: list[Tensor] = []
     for part, norm in zip(("q", "k"), norms, strict=True):
         head = x @ _per_head(weights[part], num_heads, head_dim).mT  # (H, N, D)
         if f"{part}_bias" in weights:
             head = head + _per_head(weights[f"{part}_bias"][:, None], num_heads, head_dim).mT  # (H, 1, D)
-        heads.append(norm(head))
+        heads.append(cast(Tensor, norm(head)))
     return heads[0] @ heads[1].mT / math.sqrt(head_dim)
 
 

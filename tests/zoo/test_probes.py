@@ -1,0 +1,237 @@
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import zoo
+from zoo.errors import ZooError
+from zoo.snapshots import hash_bytes
+
+OUTSIDE = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+OUTSIDE_PARAMETER = nn.Parameter(OUTSIDE.clone())
+SCALAR = torch.tensor(2.0)
+
+
+class Layer(nn.Module):
+    """A Linear, and what a function makes of the module and its output."""
+
+    def __init__(self, then: Callable[["Layer", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.then = nn.Linear(4, 4), then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self, self.linear(x))
+
+
+def probe(then: Callable[[Layer, Tensor], Tensor]) -> list[str]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Layer(then))
+    report = zoo.audit(model, torch.optim.SGD(model.parameters(), lr=0.1), batch=torch.ones(2, 4))
+    return [str(finding) for finding in report.findings]
+
+
+def build_parameter(_: Layer, x: Tensor) -> Tensor:
+    return x @ nn.Parameter(torch.ones(4, 4))
+
+
+def build_leaf(layer: Layer, x: Tensor) -> Tensor:
+    layer.weight = torch.ones(4, 4, requires_grad=True)
+    return x @ layer.weight
+
+
+@pytest.mark.parametrize("then", [build_parameter, build_leaf])
+def test_parameter_built_in_forward_is_placed(then) -> None:
+    (found,) = probe(then)
+    assert found.startswith(
+        "error: probe: 1: its forward builds a tensor of shape (4, 4) that requires a gradient, anew"
+    )
+    assert found.endswith("create it once, as an nn.Parameter in __init__")
+
+
+def test_parameter_created_under_another_name_is_named_with_the_one_it_displaced() -> None:
+    def rename(layer: Layer, x: Tensor) -> Tensor:
+        layer.gain = nn.Parameter(torch.ones(4))
+        return x * layer.gain
+
+    (found,) = probe(rename)
+    assert found.startswith("error: probe: 1.gain: is created anew in forward: no optimizer made before knows it")
+
+
+def write_data(layer: Layer, x: Tensor) -> Tensor:
+    layer.linear.weight.data = torch.ones(4, 4)
+    return x
+
+
+def draw_again(layer: Layer, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        layer.linear.bias.uniform_()
+    return x
+
+
+@pytest.mark.parametrize(("then", "name"), [(write_data, "1.linear.weight"), (draw_again, "1.linear.bias")])
+def test_parameter_written_to_in_forward_is_named(then, name) -> None:
+    (found,) = [line for line in probe(then) if "written" in line]
+    assert found.startswith(f"error: probe: {name}: is written to in forward: what the optimizer does to it is lost")
+
+
+def test_parameter_removed_in_forward_is_named() -> None:
+    def remove(layer: Layer, x: Tensor) -> Tensor:
+        layer.linear.bias = None
+        return x
+
+    (found,) = probe(remove)
+    assert found.startswith("error: probe: 1.linear.bias: is removed by forward")
+
+
+def test_parameter_kept_outside_of_the_model_is_placed_and_its_gradient_is_left_alone() -> None:
+    OUTSIDE_PARAMETER.grad = torch.full((4, 4), 7.0)
+    (found,) = probe(lambda _, x: x @ OUTSIDE_PARAMETER)
+    assert found.startswith(
+        "error: probe: 1: its forward uses a tensor of shape (4, 4) that requires a gradient and is no"
+    )
+    torch.testing.assert_close(OUTSIDE_PARAMETER.grad, torch.full((4, 4), 7.0), rtol=0, atol=0)
+
+
+def test_plain_tensor_kept_outside_of_the_model_is_a_warning() -> None:
+    (found,) = probe(lambda _, x: x @ OUTSIDE)
+    assert found.startswith(
+        "warning: probe: 1: its forward uses a plain tensor of shape (4, 4) that the model does not"
+    )
+    assert found.endswith("register_buffer it, or make it an nn.Parameter")
+
+
+def test_tensor_in_a_hook_is_seen_though_no_attribute_holds_it() -> None:
+    model = nn.Linear(4, 4)
+    gain = nn.Parameter(torch.ones(4))
+    model.register_forward_hook(lambda _module, _inputs, output: output * gain)
+    assert "its forward uses a tensor of shape (4,) that requires" in str(zoo.audit(model, batch=torch.ones(1, 4)))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda _, x: x * SCALAR,
+        lambda _, x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        lambda _, x: x + torch.from_numpy(np.ones(4, dtype=np.float32)),
+        lambda _, x: x + torch.arange(4.0).to(x) + torch.randn_like(x),
+        lambda layer, x: checkpoint(layer.linear, x, use_reentrant=False),
+        lambda layer, x: checkpoint(layer.linear, x, use_reentrant=True),
+        lambda layer, x: x @ layer.linear.weight.t() + layer.linear.weight.data[0],
+    ],
+    ids=["scalar", "constant", "numpy", "factories", "checkpoint", "reentrant", "views"],
+)
+def test_what_forward_makes_for_itself_is_no_fault(then) -> None:
+    assert probe(then) == []
+
+
+def test_kernel_generated_from_parameters_in_each_forward_is_legitimate() -> None:
+    class Generated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = nn.Linear(3, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kernel = self.generator(torch.ones(3)).view(4, 4)
+            return x @ self.kernel
+
+    model = Generated()
+    for _ in range(2):  # after a forward pass the module keeps a tensor that has a graph
+        report = zoo.audit(model, torch.optim.SGD(model.parameters(), lr=0.1), batch=torch.ones(2, 4))
+        assert report.findings == ()
+        model(torch.ones(2, 4))
+
+
+def test_attribute_already_named_is_not_told_again_by_the_probe() -> None:
+    model = Layer(lambda layer, x: x * layer.scale + layer.others[0](x))
+    model.scale = torch.ones(4, requires_grad=True)
+    model.others = [nn.Linear(4, 4)]
+    checks = [finding.check for finding in zoo.audit(model, batch=torch.ones(2, 4)).findings]
+    assert checks == ["registered", "registered"]
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    aux: dict[str, Tensor]
+
+
+def test_outputs_in_a_dataclass_or_a_mapping_reach_their_parameters() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Output:
+            return Output(self.one(x), {"aux": self.other(x)})
+
+    assert zoo.audit(Two(), batch=torch.ones(2, 4)).findings == ()
+
+
+def test_batch_may_be_a_mapping_of_forwards_keywords() -> None:
+    model = nn.Bilinear(2, 3, 1)
+    batch = {"input1": torch.ones(1, 2), "input2": torch.ones(1, 3)}
+    assert zoo.audit(model, batch=batch).findings == ()
+
+
+class Restless(nn.Module):
+    """Draws from every random stream, moves its statistics and writes to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.dropout = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        x.mul_(random.random() + np.random.rand() + torch.rand(()).item())
+        return self.dropout(self.norm(self.linear(x)))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_probe_leaves_everything_as_it_was(device) -> None:
+    torch.manual_seed(0)
+    model = Restless().to(device).eval()
+    model(torch.ones(3, 4, device=device)).sum().backward()
+    batch = torch.ones(3, 4, device=device)
+
+    def look() -> dict[str, object]:
+        tensors = model.state_dict() | {f"{name}.grad": p.grad for name, p in model.named_parameters()}
+        streams = {
+            "cpu": hash_bytes(torch.get_rng_state()),
+            "cuda": hash_bytes(torch.cuda.get_rng_state()) if device == "cuda" else "",
+            "python": random.getstate(),
+            "numpy": str(np.random.get_state()),
+        }
+        hashes = {name: hash_bytes(tensor) for name, tensor in tensors.items()}
+        hooks = [len(module._forward_hooks) for module in model.modules()]
+        return (
+            hashes | streams | {"calls": model.calls, "train": model.training, "x": hash_bytes(batch), "hooks": hooks}
+        )
+
+    before = look()
+    assert zoo.audit(model, batch=batch).findings == ()
+    assert look() == before
+
+
+def test_failing_probe_leaves_the_random_streams_too() -> None:
+    def fail(*_: object) -> Tensor:
+        torch.rand(1), np.random.rand(), random.random()
+        raise KeyError("mask")
+
+    model = Layer(fail)
+    streams = hash_bytes(torch.get_rng_state()), str(np.random.get_state()), random.getstate()
+    with pytest.raises(ZooError, match=r"the audit's probe failed on a batch of shape \[\(2, 4\)\]: 'mask'"):
+        zoo.audit(model, batch=torch.ones(2, 4))
+    assert streams == (hash_bytes(torch.get_rng_state()), str(np.random.get_state()), random.getstate())
+
+
+def test_model_that_cannot_be_copied_says_so() -> None:
+    model = nn.Linear(4, 4)
+    model.stream = (number for number in range(3))
+    with pytest.raises(ZooError, match="needs a copy of the model, which cannot be made: cannot pickle 'generator'"):
+        zoo.audit(model, batch=torch.ones(2, 4))

@@ -1,0 +1,151 @@
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from zoo.unregistered import iter_unregistered
+
+
+@dataclass
+class Held:
+    inner: Any
+
+
+class Holder:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+class Slotted:
+    __slots__ = ("inner", "unset")
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def closing_over(inner: Any) -> Any:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x @ inner
+
+    return forward
+
+
+def by_default(inner: Any) -> Any:
+    def forward(x: torch.Tensor, *, w: Any = inner) -> torch.Tensor:
+        return x @ w
+
+    return forward
+
+
+PLACES = {
+    "held[0]": lambda it: [it],
+    "held['a']": lambda it: {"a": it},
+    "held['a'][1][0]": lambda it: {"a": (1, (it,))},
+    "held[0][0]": lambda it: deque([{it}]),
+    "held.inner": Held,
+    "held.inner.inner": lambda it: Held(Holder(it)),
+    "held.a": lambda it: SimpleNamespace(a=it),
+    "held.args[0]": lambda it: partial(torch.matmul, it),
+    "held.keywords['other']": lambda it: partial(torch.matmul, other=it),
+    "held.__closure__['inner']": closing_over,
+    "held.__closure__['inner'].inner": lambda it: closing_over(Holder(it)),
+    "held.__kwdefaults__['w']": by_default,
+}
+
+
+def errors(model: nn.Module) -> list[str]:
+    return [str(finding) for finding in zoo.audit(model).findings if finding.check == "registered"]
+
+
+def holding(value: Any) -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.held = value
+    return model
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor])
+def test_tensor_that_requires_a_gradient_is_found_wherever_it_is_kept(place, kind) -> None:
+    tensor = nn.Parameter(torch.ones(2, 2)) if kind is nn.Parameter else torch.ones(2, 2, requires_grad=True)
+    (found,) = errors(holding(PLACES[place](tensor)))
+    assert found.startswith(f"error: registered: {place}: is a")
+    assert "neither parameter nor buffer of the model" in found
+    assert "make it an nn.Parameter (many: nn.ParameterList)" in found
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_registered_parameter_is_no_fault_wherever_it_is_kept_too(place) -> None:
+    model = nn.Linear(2, 2)
+    model.held = PLACES[place](model.weight)
+    assert errors(model) == []
+
+
+@pytest.mark.parametrize("make", [Holder, Slotted])
+def test_object_is_searched_for_what_trains_and_keeps_its_own_tables(make) -> None:
+    assert errors(holding(make(torch.ones(3)))) == []
+    (found,) = errors(holding(make(nn.Linear(2, 2))))
+    assert found.startswith("error: registered: held.inner: is a Linear in a plain container, with 2 tensors")
+
+
+def test_objects_of_objects_lead_out_of_the_model() -> None:
+    assert errors(holding(Holder(Holder(nn.Linear(2, 2))))) == []
+
+
+@pytest.mark.parametrize(
+    "value", [torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), torch.nn.functional, nn.Linear]
+)
+def test_optimizers_modules_of_code_and_classes_are_not_searched(value) -> None:
+    assert errors(holding(value)) == []
+
+
+def test_tensor_of_a_class_is_found_once_for_all_its_modules() -> None:
+    class Scaled(nn.Module):
+        scale = torch.ones(4)
+        gains = (nn.Parameter(torch.ones(2)),)
+
+    assert [line.split(":")[2].strip() for line in errors(nn.Sequential(Scaled(), Scaled()))] == [
+        "0.scale",
+        "0.gains[0]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Parameter(torch.ones(2, 2)) * 0.02,
+        lambda: nn.Parameter(torch.ones(2, 2)).to(torch.float64),
+        lambda: torch.ones(2, 2, requires_grad=True).view(4),
+    ],
+)
+def test_parameter_scaled_or_cast_after_it_was_made_is_no_parameter(make) -> None:
+    (found,) = errors(holding(make()))
+    assert found.startswith("error: registered: held: was computed once from tensors that the model does not hold")
+    assert "(shape (2, 2))" in found
+    assert "nn.Parameter(0.02 * torch.randn(...))" in found
+
+
+def test_activation_that_a_module_keeps_is_computed_from_its_parameters() -> None:
+    model = nn.Linear(2, 2)
+    model.held = model(torch.ones(1, 2))
+    assert errors(model) == []
+
+
+def test_hidden_module_that_is_frozen_is_a_warning() -> None:
+    (found,) = errors(holding([nn.Linear(2, 2).requires_grad_(False)]))
+    assert found.startswith("warning: registered: held[0]: is a Linear")
+
+
+@pytest.mark.parametrize("value", [torch.arange(3), None, "weights", 3, [1, 2], {"a": None}, torch.float32])
+def test_what_is_no_float_tensor_is_no_fault(value) -> None:
+    assert errors(holding(value)) == []
+
+
+def test_everything_found_is_yielded_once() -> None:
+    tensor = torch.ones(1)
+    assert [held.name for held in iter_unregistered(holding([tensor, tensor, {"again": tensor}]))] == ["held[0]"]
