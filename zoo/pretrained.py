@@ -159,16 +159,18 @@ def _filter(model: nn.Module, recipe: Recipe, source: Source, tensors: Mapping[s
 
 
 def _describe_filter(model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
-    """Say what timm's filter changed, counting the layers of a name together."""
-    changes: dict[str, list[str]] = {}
-    for name in before.keys() & after.keys():
-        old, new = before[name], after[name]
-        if new is not old and not same_bits(old, new):
-            how = _describe_grids(model, old, new) if name == "pos_embed" else ""
-            how = how or f"{tuple(old.shape)} -> {tuple(new.shape)}"
-            pattern = re.sub(r"\.\d+\.", ".*.", name)
-            changes.setdefault(f"{pattern}: resampled {how}", []).append(name)
-    notes = [key if len(names) == 1 else f"{key} ({len(names)} tensors)" for key, names in sorted(changes.items())]
+    """Say what timm's filter changed, counting the tensors of one kind together."""
+    changed: dict[str, list[str]] = {}
+    for name in sorted(before.keys() & after.keys()):
+        if after[name] is not before[name] and not same_bits(before[name], after[name]):
+            changed.setdefault(name.rpartition(".")[2], []).append(name)
+    notes = []
+    for leaf, names in sorted(changed.items()):
+        shapes = {f"{tuple(before[name].shape)} -> {tuple(after[name].shape)}": None for name in names}
+        how = list_names(shapes, most=2)
+        if leaf == "pos_embed":
+            how = _describe_grids(model, before[names[0]], after[names[0]]) or how
+        notes.append(f"{names[0]}: resampled {how}" if len(names) == 1 else f"{len(names)} {leaf}: resampled {how}")
     if gone := sorted(before.keys() - after.keys()):
         notes.append(f"{list_names(gone)}: renamed or left out by timm")
     return notes

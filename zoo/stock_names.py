@@ -102,6 +102,8 @@ def _join(tensors: dict[str, Tensor], homes: dict[str, str], projection: Project
     real = projection.to_empty(device="cpu").to(next(iter(own.values())).dtype)
     real.load_state_dict(own, strict=True)
     for kind in ("weight", "bias"):
+        if prefix + kind in tensors:
+            raise BundleError(f"{prefix}{kind} stands beside {prefix}{next(iter(own))}: both cannot be meant")
         joined = getattr(real, kind)
         if joined is not None:
             tensors[prefix + kind] = joined.detach()
