@@ -28,9 +28,10 @@ def test_weights_are_of_the_seed_alone(tiny):
     assert not same(weights(build_tiny(tiny(seed=4))), first)
 
 
-def test_everything_frozen_is_one_line_and_the_users_mistake(tiny):
+@pytest.mark.parametrize("pattern", ["*", "all"])
+def test_everything_frozen_is_one_line_and_the_users_mistake(tiny, pattern):
     with pytest.raises(ZooError, match=r"no trainable parameters: all .* are frozen") as caught:
-        build_model(tiny(freeze=["*"]), 3)
+        build_model(tiny(freeze=pattern), 3)
     assert "\n" not in str(caught.value)
     assert exit_status(caught.value) == 2
 

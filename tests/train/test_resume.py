@@ -111,6 +111,17 @@ def test_other_config_is_refused_and_the_run_left_alone(tiny, fields, said):
     assert run.step == 0
 
 
+def test_checkpoint_older_than_a_field_goes_on_where_the_field_changes_nothing(tiny):
+    path = saved(go(build_tiny(tiny()), 1))
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    del state["config"]["tie"], state["config"]["data.on_bad_image"]
+    (path / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    assert resumed(tiny(), path).step == 1
+    tied = build_tiny(tiny(tie="blocks.0.norm1.weight = blocks.0.norm2.weight"), wrapped=False)
+    with pytest.raises(CheckpointError, match=r"tie was \[\] and is \[\['blocks\.0\.norm1\.weight = "):
+        restore(tied, path)
+
+
 def test_other_classes_are_refused_with_both_counts(tiny, here):
     path = saved(go(build_tiny(tiny()), 1))
     root = write_images(here / "more" / "images", classes=("ash", "elm", "oak", "yew"))
