@@ -100,7 +100,7 @@ def load_pretrained(
         raise BackboneError(f"{where}{error}") from error
     notes = _compare_arguments(source, model, timm_kwargs)
     adapted = _filter(model, recipe, source, found.tensors)
-    notes += _describe_filter(model, found.tensors, adapted)
+    notes += _describe_filter(model, source, found.tensors, adapted)
     state = model.state_dict()
     notes += _adapt_channels(recipe, adapted, state)
     drawn, head_notes = _replace_heads(recipe, adapted, state)
@@ -158,7 +158,9 @@ def _filter(model: nn.Module, recipe: Recipe, source: Source, tensors: Mapping[s
         vars(model)["pretrained_model_args"] = saved
 
 
-def _describe_filter(model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+def _describe_filter(
+    model: nn.Module, source: Source, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+) -> list[str]:
     """Say what timm's filter changed, counting the tensors of one kind together."""
     changed: dict[str, list[str]] = {}
     for name in sorted(before.keys() & after.keys()):
@@ -169,21 +171,26 @@ def _describe_filter(model: nn.Module, before: Mapping[str, Tensor], after: Mapp
         shapes = {f"{tuple(before[name].shape)} -> {tuple(after[name].shape)}": None for name in names}
         how = list_names(shapes, most=2)
         if leaf == "pos_embed":
-            how = _describe_grids(model, before[names[0]], after[names[0]]) or how
+            how = _describe_grids(model, source, before[names[0]], after[names[0]]) or how
         notes.append(f"{names[0]}: resampled {how}" if len(names) == 1 else f"{len(names)} {leaf}: resampled {how}")
     if gone := sorted(before.keys() - after.keys()):
         notes.append(f"{list_names(gone)}: renamed or left out by timm")
     return notes
 
 
-def _describe_grids(model: nn.Module, old: Tensor, new: Tensor) -> str:
-    """Phrase position embeddings (1, N, C) as grids of patches, where they are square and the prefix is known."""
+def _describe_grids(model: nn.Module, source: Source, old: Tensor, new: Tensor) -> str:
+    """Phrase position embeddings (1, N, C) as grids of patches, where the prefix and the grids are known."""
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     if not isinstance(grid, tuple) or old.ndim != 3 or new.ndim != 3:
         return ""
-    prefix = new.shape[1] - grid[0] * grid[1]
-    side = isqrt(max(old.shape[1] - prefix, 0))
-    before = f"{side}x{side}" if side * side == old.shape[1] - prefix else f"{old.shape[1] - prefix} patches"
+    patches = old.shape[1] - (new.shape[1] - grid[0] * grid[1])
+    size = source.timm_kwargs.get("img_size")
+    if isinstance(size, list | tuple) and len(size) == 2 and size[0] != size[1]:
+        height = round((patches * size[0] / size[1]) ** 0.5)
+        before = f"{height}x{patches // height}"
+    else:
+        side = isqrt(max(patches, 0))
+        before = f"{side}x{side}" if side * side == patches else f"{patches} patches"
     return f"{before} -> {grid[0]}x{grid[1]}"
 
 

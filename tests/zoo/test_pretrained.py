@@ -118,7 +118,7 @@ def test_a_head_that_only_one_side_has_is_said(tmp_path: Path, before: int, afte
     assert adapted(load(saved(tmp_path, num_classes=before), num_classes=after)) == (said,)
 
 
-@pytest.mark.filterwarnings("ignore:torch.searchsorted")  # within timm's resampling
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of timm's resampling
 def test_relative_position_tables_are_resampled_and_counted(tmp_path: Path) -> None:
     write_tensors(tmp_path / "beit.safetensors", make("parameter", "beit_base_patch16_224").state_dict())
     model = load(tmp_path / "beit.safetensors", "separate", "beit_base_patch16_224", img_size=64)
@@ -135,7 +135,7 @@ def test_positions_on_a_grid_that_is_not_square_keep_their_shape_from_a_bundle(t
     old = source.get_parameter("pos_embed").detach()
     wanted = resample_abs_pos_embed(old, new_size=[4, 4], old_size=[8, 2], num_prefix_tokens=1)
     assert torch.equal(model.get_parameter("pos_embed"), wanted)
-    assert adapted(model) == ("pos_embed: resampled 4x4 -> 4x4",) or "pos_embed: resampled" in adapted(model)[0]
+    assert adapted(model) == ("pos_embed: resampled 8x2 -> 4x4",)
 
 
 def change(file: Path, **tensors: Tensor | None) -> Path:
@@ -322,9 +322,9 @@ def test_a_variants_own_tensors_load_into_it_and_into_no_other(tmp_path: Path, t
         load(file, "linear")
     with pytest.raises(BackboneError, match=r"blocks\.0\.attn\.temperature: got \(3, 1, 1\)"):
         load(change(file, **{"blocks.0.attn.temperature": torch.ones(3, 1, 1)}), tempered)
+    folder = checkpoint(tmp_path / "step-1", tempered)  # which says what the names alone leave open
+    change(folder / "model.safetensors", **{"blocks.1.attn.temperature": None})
     with pytest.raises(BackboneError, match=r"blocks\.1\.attn\.temperature is missing"):
-        folder = checkpoint(tmp_path / "step-1", tempered)  # which says what the names alone leave open
-        change(folder / "model.safetensors", **{"blocks.1.attn.temperature": None})
         load(folder, tempered)
 
 
