@@ -16,6 +16,7 @@ from serve.app import create_app
 from serve.package import log_bundle
 from serve.predictor import Predictor
 from serve.settings import Settings
+from zoo import plugins, registry
 from zoo.card import ModelCard, Preprocessing
 
 KWARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -39,6 +40,46 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundles") / "tiny"
     zoo.save_bundle(model, card, path)
     return path
+
+
+PLUGIN = """import zoo
+from zoo.projections import SeparateProjection
+
+@zoo.register_attention("mine")
+class Mine(SeparateProjection):
+    pass
+"""
+
+
+@pytest.fixture
+def own_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test load plugins that are gone when it ends."""
+    monkeypatch.setattr(registry, "_ATTENTIONS", dict(registry._ATTENTIONS))
+    monkeypatch.setattr(plugins, "_LOADED", [])
+    monkeypatch.setenv("ZOO_PLUGIN_FILES", "[]")
+
+
+@pytest.fixture(scope="session")
+def plugin_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose attention is that of my_attention.py beside it; the file is not loaded."""
+    folder = tmp_path_factory.mktemp("plugged")
+    (folder / "my_attention.py").write_text(PLUGIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_ATTENTIONS", dict(registry._ATTENTIONS))
+        patch.setattr(plugins, "_LOADED", [])
+        patch.setenv("ZOO_PLUGIN_FILES", "[]")
+        zoo.load_plugins(folder / "my_attention.py")
+        card = ModelCard(
+            backbone="vit_tiny_patch16_224",
+            timm_kwargs=dict(KWARGS),
+            attention="mine",
+            plugins=zoo.plugin_sources("mine"),
+            class_names=("ash", "elm", "oak"),
+            preprocessing=Preprocessing(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+        )
+        model = zoo.create_model("vit_tiny_patch16_224", "mine", seed=1, num_classes=3, **KWARGS)
+        zoo.save_bundle(model, card, folder / "bundle")
+    return folder / "bundle"
 
 
 @pytest.fixture(scope="session")

@@ -31,12 +31,74 @@ def test_the_command_line_wins_over_the_environment_over_the_defaults(environmen
     assert read_settings([]).model_uri == "models:/digits@champion"
 
 
+@pytest.mark.parametrize(
+    ("variable", "argv", "plugins"),
+    [
+        ("", [], ()),
+        ("a.py", [], ("a.py",)),
+        (f"/x/a.py{os.pathsep}b.py,my_package.attention", [], ("/x/a.py", "b.py", "my_package.attention")),
+        ("a.py", ["--plugins", "b.py"], ("b.py",)),
+        ("", ["--plugins", "a.py,b.py", "--plugins", "c.py"], ("a.py", "b.py", "c.py")),
+    ],
+)
+def test_plugins_come_from_the_environment_or_the_line(
+    environment: pytest.MonkeyPatch, variable: str, argv: list[str], plugins: tuple[str, ...]
+) -> None:
+    environment.setenv("SERVE_PLUGINS", variable)
+    assert read_settings(argv).plugins == plugins
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--plugins", "nowhere.py"], r"error: plugin nowhere\.py: no such file below"),
+        (["--plugins", "other.py"], r"error: plugin other\.py, line 1: ZeroDivisionError"),
+        (
+            [],
+            r"error: .*card\.json: 'mine' is not registered here: .* give it by --plugins my_attention\.py or",
+        ),
+    ],
+)
+def test_a_plugin_that_is_missing_is_the_users_mistake(
+    environment: pytest.MonkeyPatch,
+    plugin_bundle: Path,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    message: str,
+) -> None:
+    environment.chdir(plugin_bundle.parent)
+    Path("other.py").write_text("1 / 0")
+    assert main([str(plugin_bundle), "--port", "0", *argv]) == 2
+    error = capsys.readouterr().err
+    assert re.match(message, error), error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.usefixtures("own_plugins")
+def test_plugins_are_loaded_before_the_bundle(
+    environment: pytest.MonkeyPatch, plugin_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment.chdir(plugin_bundle.parent)
+    environment.setattr("serve.__main__._run", lambda *_: None)
+    assert main([str(plugin_bundle), "--port", "0", "--plugins", "my_attention.py"]) == 0
+    assert "vit_tiny_patch16_224, mine attention, 3 classes" in capsys.readouterr().out
+
+
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--help"])
     assert left.value.code == 0
     text = capsys.readouterr().out
-    for word in ("MODEL_URI", "models:/NAME@ALIAS", "--max-body-bytes", "--max-pixels", "in pixels", "SERVE_PORT"):
+    for word in (
+        "MODEL_URI",
+        "models:/NAME@ALIAS",
+        "--max-body-bytes",
+        "--max-pixels",
+        "in pixels",
+        "SERVE_PORT",
+        "--plugins",
+        "separated by",
+    ):
         assert word in text
 
 

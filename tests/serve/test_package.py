@@ -1,3 +1,4 @@
+import ast
 import json
 import os
 import socket
@@ -13,9 +14,12 @@ import mlflow
 import pytest
 from starlette.testclient import TestClient
 
+import zoo
 from serve.locate import locate_model
 from serve.package import build_signature, log_bundle
-from zoo.errors import BundleError
+from serve.predictor import Predictor
+from zoo.errors import BundleError, MissingPluginError
+from zoo.preprocess import preprocess
 
 # MLflow's own, not ours to mend
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -123,6 +127,51 @@ def test_the_signature_has_the_one_column() -> None:
     signature = build_signature().to_dict()
     assert json.loads(signature["inputs"]) == [{"type": "binary", "name": "image", "required": True}]
     assert [column["name"] for column in json.loads(signature["outputs"])] == ["label", "probability", "top"]
+
+
+def test_a_bundle_whose_plugin_is_not_loaded_is_refused(plugin_bundle: Path) -> None:
+    with pytest.raises(MissingPluginError, match=r"'mine' is not registered here: it needs the file my_attention\.py"):
+        log_bundle(plugin_bundle)
+
+
+ASK = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import mlflow.pyfunc, pandas
+model = mlflow.pyfunc.load_model(sys.argv[1])
+image = open(sys.argv[2], "rb").read()
+print(model.predict(pandas.DataFrame({"image": [image]}))[0]["top"])
+import zoo
+print(zoo.list_attentions(), zoo.plugin_sources("mine")[0].name)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_plugins")
+def test_a_plugin_ships_with_the_model_as_it_was_loaded_and_works_in_a_fresh_process(
+    store: str, plugin_bundle: Path, images: list[bytes], tmp_path: Path
+) -> None:
+    file = tmp_path / "my_attention.py"
+    file.write_bytes((plugin_bundle.parent / "my_attention.py").read_bytes())
+    zoo.load_plugins(file)
+    file.write_text("1 / 0  # edited since")
+    mlflow.set_experiment("zoo")
+    with mlflow.start_run():
+        uri = log_bundle(plugin_bundle)
+    folder = Path(mlflow.artifacts.download_artifacts(uri))
+    shipped = folder / "code" / "plugins" / "my_attention.py"
+    assert shipped.read_bytes() == (plugin_bundle.parent / "my_attention.py").read_bytes()
+    assert not list((folder / "artifacts").rglob("*.py"))
+    (tmp_path / "image.png").write_bytes(images[0])
+    command = [sys.executable, "-c", ASK, uri, str(tmp_path / "image.png")]
+    env = os.environ | {"MLFLOW_TRACKING_URI": store, "OMP_NUM_THREADS": "1", "ZOO_PLUGIN_FILES": "[]"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    top, names = done.stdout.splitlines()[-2:]
+    assert names == "('linear', 'mine', 'parameter', 'separate') my_attention.py"
+    ours = Predictor.from_bundle(plugin_bundle)
+    (want,) = ours.label(preprocess(images[0], ours.card.preprocessing)[None])
+    assert [score["label"] for score in ast.literal_eval(top)] == [score.label for score in want.top]
 
 
 def test_log_bundle_starts_no_run_of_its_own(bundle: Path) -> None:

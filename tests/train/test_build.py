@@ -1,3 +1,6 @@
+import hashlib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from train.config import LoopConfig
 from train.errors import ConfigError, exit_status
 from train.step import train_step
 from train.tracking import Tracker
+from zoo import plugins, registry
 from zoo.errors import ZooError
 from zoo.freezing import find_frozen
 
@@ -138,3 +142,81 @@ def test_data_that_one_rank_cannot_see_stops_both(run_ranks, tmp_path):
     first, second = run_ranks(fails_on_one, root=str(write_images(tmp_path / "images")))
     assert (first.error, first.message) == (second.error, second.message) == ("DataError", first.message)
     assert first.message.endswith("(rank 1 of 2, building the run)")
+
+
+PLUGIN = """import zoo
+from zoo.projections import SeparateProjection
+
+@zoo.register_attention("mine")
+class Mine(SeparateProjection):
+    pass
+"""
+
+
+@pytest.fixture
+def own_plugins(monkeypatch):
+    """Let a test load plugins that are gone when it ends."""
+    monkeypatch.setattr(registry, "_ATTENTIONS", dict(registry._ATTENTIONS))
+    monkeypatch.setattr(plugins, "_LOADED", [])
+    monkeypatch.setenv("ZOO_PLUGIN_FILES", "[]")
+
+
+@pytest.mark.usefixtures("own_plugins")
+@pytest.mark.parametrize("given", ["my_attention.py", ["my_attention.py"]])
+def test_a_plugin_is_loaded_before_names_are_checked_and_the_card_names_it(tiny, here, given):
+    (here / "my_attention.py").write_text(PLUGIN)
+    run = build_tiny(tiny(model__attention="mine", model__plugins=given))
+    assert type(run.bare.blocks[0].attn.qkv).__name__ == "Mine"
+    (source,) = run.card.plugins
+    assert source.name == "my_attention.py"
+    assert source.sha256 == hashlib.sha256(PLUGIN.encode()).hexdigest()
+
+
+@pytest.mark.usefixtures("own_plugins")
+def test_a_built_in_variant_needs_no_plugin_though_one_is_loaded(tiny, here):
+    (here / "my_attention.py").write_text(PLUGIN)
+    assert build_tiny(tiny(model__plugins="my_attention.py")).card.plugins == ()
+
+
+@pytest.mark.usefixtures("own_plugins")
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        (PLUGIN, {"model__plugins": "my_atention.py"}, r"plugin my_atention\.py: no such file .*'my_attention\.py'"),
+        ("x = 1 / 0", {"model__plugins": "my_attention.py"}, r"my_attention\.py, line 1: ZeroDivisionError"),
+        (
+            PLUGIN,
+            {"model__plugins": "my_attention.py", "model__attention": "mien"},
+            "unknown attention 'mien', did you",
+        ),
+        (PLUGIN, {"model__attention": "mine"}, "unknown attention 'mine'"),
+    ],
+)
+def test_a_plugins_mistake_is_the_users_and_one_line(tiny, here, text, fields, message):
+    (here / "my_attention.py").write_text(text)
+    with pytest.raises(ZooError, match=message) as caught:
+        build_tiny(tiny(**fields))
+    assert "\n" not in str(caught.value)
+    assert exit_status(caught.value) == 2
+
+
+def with_plugin(accelerator, root: str, same: bool) -> list[str]:
+    """Build a run of a plugin's variant; the file is of each rank's own, of one content or not."""
+    folder = Path(root) / str(accelerator.process_index)
+    folder.mkdir()
+    (folder / "my_attention.py").write_text(PLUGIN if same else f"{PLUGIN}# {accelerator.process_index}\n")
+    config = tiny_config(f"{root}/images", model__attention="mine", model__plugins=str(folder / "my_attention.py"))
+    return [source.name for source in build_tiny(config).card.plugins]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same", [True, False])
+def test_ranks_run_one_code(run_ranks, tmp_path, same):
+    write_images(tmp_path / "images")
+    first, second = run_ranks(with_plugin, root=str(tmp_path), same=same)
+    if same:
+        assert first.value == second.value == ["my_attention.py"], first.traceback
+        return
+    assert first.error == second.error == "ReplicaMismatch"
+    assert first.message.startswith("model.plugins: rank 1 has other code of attention 'mine' than rank 0: ")
+    assert "\n" not in first.message

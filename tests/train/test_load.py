@@ -46,6 +46,13 @@ def test_mapping_on_the_line_is_merged_not_swapped():
 
 
 @pytest.mark.parametrize(
+    ("text", "plugins"), [("my_attention.py", ("my_attention.py",)), ("[/x/a.py, b.c]", ("/x/a.py", "b.c")), ("[]", ())]
+)
+def test_plugins_are_one_path_or_a_list(recipe, text, plugins):
+    assert parse_command_line([recipe, "--model.plugins", text]).config.model.plugins == plugins
+
+
+@pytest.mark.parametrize(
     ("text", "patterns"),
     [
         ("head", ("head",)),

@@ -11,6 +11,8 @@ from train import publish as publish_module
 from train.config import PublishConfig
 from train.errors import PublishError
 from train.publish import Champion, Published, beats, find_git_commit, find_lineage, publish, write_bundle
+from zoo import plugins
+from zoo import registry as zoo_registry
 from zoo.card import ModelCard, Preprocessing
 
 # MLflow's own, not ours to mend
@@ -170,3 +172,21 @@ def test_lineage_names_run_commit_and_packages(here):
 def test_machine_without_git_has_no_commit(here, monkeypatch):
     monkeypatch.setenv("PATH", str(here))
     assert publish_module.find_git_commit() is None
+
+
+@pytest.mark.slow
+def test_the_run_keeps_the_file_of_a_plugin_as_it_was_loaded(registry, here, monkeypatch):
+    text = "import zoo\nfrom zoo.projections import SeparateProjection\n\n"
+    text += "@zoo.register_attention('mine')\nclass Mine(SeparateProjection):\n    pass\n"
+    (here / "my_attention.py").write_text(text)
+    monkeypatch.setattr(zoo_registry, "_ATTENTIONS", dict(zoo_registry._ATTENTIONS))
+    monkeypatch.setattr(plugins, "_LOADED", [])
+    zoo.load_plugins("my_attention.py")
+    (here / "my_attention.py").write_text("edited since")
+    mine = card().model_copy(update={"attention": "mine", "plugins": zoo.plugin_sources("mine")})
+    made = zoo.create_model("vit_tiny_patch16_224", "mine", seed=0, num_classes=3, **KWARGS)
+    publish(write_bundle(made, mine, here / "bundle"), mine, "tiny", PublishConfig())
+    run_id = mlflow.active_run().info.run_id
+    (kept,) = registry.list_artifacts(run_id, "plugins")
+    assert kept.path == "plugins/my_attention.py"
+    assert Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=kept.path)).read_text() == text
