@@ -79,8 +79,8 @@ class ScaleRow:
         k_std: Of the key weights.
         v_std: Of the value weights.
         expected_std: What torch's Linear draws, 1/sqrt(3 dim).
-        logit_std: Spread of the attention logits for N(0, I) tokens, root mean square over heads, without biases by
-            position.
+        logit_std: Spread of the attention logits over the keys for N(0, I) tokens, root mean square over heads and
+            queries, without biases by position.
         entropy: Mean entropy in nats of the attention over 65 seeded N(0, I) tokens, between 0 and ln(65).
         bounded: Whether q and k are normalised, which bounds the logits whatever the weights are.
     """
@@ -161,7 +161,7 @@ def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> Sca
         return None
     logits = _sample_logits(weights, norms, num_heads, head_dim)  # (H, N, N)
     bounded = not all(isinstance(norm, nn.Identity) for norm in norms)
-    variance = logits.var((1, 2)) if bounded else _variance(weights, num_heads, head_dim)  # (H,)
+    variance = logits.var(-1).mean(-1) if bounded else _variance(weights, num_heads, head_dim)  # (H,)
     return ScaleRow(
         name=name,
         dim=dim,
