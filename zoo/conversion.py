@@ -138,6 +138,8 @@ def _load(source: str | Path, class_names: Sequence[str] | None) -> tuple[nn.Mod
     card, notes = describe_timm_model(model, name, args, class_names=class_names, beside=beside)
     report = find_report(model)
     assert report is not None
+    if report.drawn:
+        raise BundleError(f"{text}: not all of it is trained: {'; '.join(report.adapted)}")
     return model, card, TIMM, [*notes, *report.adapted]
 
 

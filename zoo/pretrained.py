@@ -29,11 +29,13 @@ class PretrainedReport:
         source: The file they came from.
         num_tensors: How many of the model's tensors came from it.
         adapted: What was not taken as it stands, one clause each: a head replaced, positions resampled.
+        drawn: Tensors that the file did not give, which are as the model was initialised.
     """
 
     source: str
     num_tensors: int
     adapted: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "; ".join((f"{self.num_tensors} tensors of {self.source}", *self.adapted))
@@ -116,7 +118,8 @@ def load_pretrained(
     notes += head_notes + _describe_casts(adapted, state)
     model.load_state_dict(adapted, strict=True)
     rest = tie_known(model, {name: kept for name, kept in found.ties.items() if not {name, kept} & drawn})
-    return Loaded(PretrainedReport(str(file), len(state) - len(drawn), tuple(notes)), found.own, rest)
+    report = PretrainedReport(str(file), len(state) - len(drawn), tuple(notes), tuple(sorted(drawn)))
+    return Loaded(report, found.own, rest)
 
 
 def tie_known(model: nn.Module, ties: Mapping[str, str]) -> dict[str, str]:
