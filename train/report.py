@@ -61,10 +61,12 @@ def describe_next(run: Run, published: Published, example: Path | None) -> str:
     model = shlex.quote(f"models:/{published.name}@{published.alias}")
     known = uri in (TrackingConfig().uri, os.environ.get("MLFLOW_TRACKING_URI"))  # serve finds it by itself
     where = "" if known else f"MLFLOW_TRACKING_URI={shlex.quote(uri)} "
+    files = run.config.model.plugins if run.card.plugins else ()
+    plugins = f" --plugins {shlex.quote(','.join(files))}" if files else ""
     return "\n".join(
         (
             f"look at it  {look}",
-            f"serve it    {where}{python} -m serve {model}",
+            f"serve it    {where}{python} -m serve {model}{plugins}",
             f"  then ask  curl -H 'Content-Type: image/{kind}' --data-binary @{shlex.quote(image)} "
             "localhost:8000/invocations",
         )

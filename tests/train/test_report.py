@@ -6,6 +6,7 @@ from tests.train.tiny import build_tiny, tiny_config, write_images
 from train import report
 from train.publish import Published
 from train.ranks import RankInfo
+from zoo.card import PluginSource
 
 PUBLISHED = Published("tiny", "2", "champion", "1", "0.4 does not beat 0.5")
 
@@ -38,6 +39,14 @@ def test_next_commands_can_be_copied(tiny, here):
     assert f"""--data-binary @'{here}/my images/it'"'"'s.jpg'""" in said
     assert "image/png" in report.describe_next(run, PUBLISHED, here / "3.png")
     assert "@IMAGE.jpg" in report.describe_next(run, PUBLISHED, None)
+
+
+def test_the_command_that_serves_brings_the_plugin_along(tiny, here):
+    run = build_tiny(tiny())
+    run.config = tiny(model__plugins=["my attention.py", "other.py"])
+    assert "--plugins" not in report.describe_next(run, PUBLISHED, None), "a built-in variant needs none"
+    run.card = run.card.model_copy(update={"plugins": (PluginSource(name="my attention.py"),)})
+    assert "@champion --plugins 'my attention.py,other.py'\n" in report.describe_next(run, PUBLISHED, None)
 
 
 def test_next_commands_hold_no_password(tiny):
