@@ -21,12 +21,16 @@ logger = logging.getLogger(__name__)
 def describe_state(run: Run) -> CheckpointState:
     """Say what a checkpoint of this run, taken now, says of itself."""
     scaler = run.accelerator.scaler
+    config = flatten(run.config.model_dump(mode="json"))
+    del config["model.plugins"]  # by what is in them: a file may move between two runs, and it may change
+    if run.card.plugins:
+        config["model.plugins"] = [f"{plugin.name} (SHA-256 {plugin.sha256})" for plugin in run.card.plugins]
     return CheckpointState(
         run_id=run.folder.name,
         step=run.step,
         steps_per_epoch=run.steps_per_epoch,
         world_size=run.accelerator.num_processes,
-        config=flatten(run.config.model_dump(mode="json")),
+        config=config,
         class_names=run.data.class_names,
         train_fingerprint=run.data.train_fingerprint,
         scaler={} if scaler is None else {key: float(value) for key, value in scaler.state_dict().items()},

@@ -41,7 +41,7 @@ def test_next_commands_can_be_copied(tiny, here):
     assert "@IMAGE.jpg" in report.describe_next(run, PUBLISHED, None)
 
 
-def test_the_command_that_serves_brings_the_plugin_along(tiny, here):
+def test_the_command_that_serves_brings_the_plugin_along(tiny):
     run = build_tiny(tiny())
     run.config = tiny(model__plugins=["my attention.py", "other.py"])
     assert "--plugins" not in report.describe_next(run, PUBLISHED, None), "a built-in variant needs none"

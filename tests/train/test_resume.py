@@ -15,6 +15,7 @@ from train.optim import set_learning_rate
 from train.resume import choose_checkpoint, find_resume, restore, restore_random, save_checkpoint
 from train.run import Run
 from train.step import train_step
+from zoo import plugins, registry
 
 # MLflow's own, not ours to mend
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -47,6 +48,31 @@ def test_run_resumed_in_the_middle_or_at_the_end_of_an_epoch_ends_bit_for_bit_th
     straight = weights(go(build_tiny(config), 12))
     path = saved(go(build_tiny(config), stop))
     assert same(weights(go(resumed(config, path), 12)), straight)
+
+
+PLUGIN = "import zoo\nfrom zoo.projections import SeparateProjection\n\n"
+PLUGIN += "@zoo.register_attention('mine')\nclass Mine(SeparateProjection):\n    pass\n"
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_plugin_may_move_but_not_change_between_two_runs(tiny, here, monkeypatch, edited):
+    monkeypatch.setenv("ZOO_PLUGIN_FILES", "[]")
+    built_in = dict(registry._ATTENTIONS)
+
+    def configure(name: str, text: str):
+        monkeypatch.setattr(registry, "_ATTENTIONS", dict(built_in))  # as in a new process
+        monkeypatch.setattr(plugins, "_LOADED", [])
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(text)
+        return tiny(model__attention="mine", model__plugins=name)
+
+    path = saved(go(build_tiny(configure("my_attention.py", PLUGIN)), 2))
+    config = configure("elsewhere/my_attention.py", f"{PLUGIN}# edited\n" if edited else PLUGIN)
+    if not edited:
+        assert go(resumed(config, path), 12).step == 12
+        return
+    with pytest.raises(CheckpointError, match=r"model\.plugins was \['my_attention\.py \(SHA-256 .*and is \['my_att"):
+        resumed(config, path)
 
 
 def test_checkpoint_that_was_damaged_is_saved_again_when_its_step_comes(tiny, caplog):
