@@ -5,6 +5,7 @@ named after their parameter), `rng.safetensors` (each rank's random state) and `
 of the others.
 """
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -79,7 +80,8 @@ def write_checkpoint(
     try:
         with new_directory(path) as aside:
             for name, tensors in ((MODEL, kept), (OPTIMIZER, optimizer_tensors(model, optimizer)), (RNG, rng)):
-                save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, aside / name)
+                told = {"ties": json.dumps(ties)} if name == MODEL else None  # for whoever starts from these weights
+                save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, aside / name, told)
             records = {name: record_file(aside / name) for name in (MODEL, OPTIMIZER, RNG)}
             text = state.model_copy(update={"files": records}).model_dump_json(indent=1)
             (aside / STATE).write_text(text, encoding="utf-8")

@@ -141,10 +141,10 @@ def test_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(run, mon
     save_checkpoint(run)
     real = checkpoint.save_file
 
-    def save_file(tensors, path):
+    def save_file(tensors, path, metadata):
         if path.name == "optimizer.safetensors":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(tensors, path)
+        real(tensors, path, metadata)
 
     monkeypatch.setattr(checkpoint, "save_file", save_file)
     train_step(run, next(run.batches()))
