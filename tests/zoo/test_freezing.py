@@ -151,6 +151,12 @@ def test_freeze_is_remembered_through_a_swap_that_renames_its_parameters(vit, at
     assert find_frozen(vit) == frozen(vit) == set()
 
 
+def test_swap_of_a_half_frozen_projection_is_remembered_by_half(vit) -> None:
+    zoo.freeze(vit, "blocks.0.attn.qkv.weight")
+    zoo.swap_attention(vit, "parameter")
+    assert find_frozen(vit) == frozen(vit) == {f"blocks.0.attn.qkv.to_{part}" for part in "qkv"}
+
+
 def test_unnamed_freeze_of_a_swapped_projection_is_still_an_accident(vit) -> None:
     zoo.freeze(vit, "blocks.0.attn")
     zoo.swap_attention(vit, "parameter")

@@ -117,6 +117,10 @@ def test_norm_given_by_itself_comes_back_in_the_mode_it_was_told() -> None:
     assert not norm.train().training
     zoo.unfreeze(norm, "all")
     assert norm.training
+    zoo.freeze(norm, "all")
+    norm.eval()
+    zoo.unfreeze(norm, "all")
+    assert not norm.training
 
 
 @pytest.mark.parametrize("patterns", ["norm", "all", "all but head", "*"])
