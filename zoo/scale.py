@@ -137,8 +137,8 @@ def check_scale(rows: tuple[ScaleRow, ...]) -> Iterator[Finding]:
 
 
 def _is_dot_product(attention: nn.Module) -> bool:
-    """Say whether softmax gets q'k / sqrt(D) of single tokens: by the class whose forward it runs, and its settings."""
-    owner = next(cls for cls in type(attention).__mro__ if "forward" in vars(cls))
+    """Say whether softmax gets q'k / sqrt(D) of single tokens: by the class whose code it runs, and its settings."""
+    owner = next(cls for cls in type(attention).__mro__ if {"forward", "attend"} & vars(cls).keys())
     name = f"{owner.__module__}.{owner.__qualname__}"
     settings = _AS_IS | ({_POOLED_BY[name]: (1,)} if name in _POOLED_BY else {})
     return name in _DOT_PRODUCT and all(
@@ -147,7 +147,7 @@ def _is_dot_product(attention: nn.Module) -> bool:
 
 
 def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> ScaleRow | None:
-    """Measure one attention; None if its q and k are not whole heads of one width, or are normalised in another way."""
+    """Measure one attention; None if q and k are not whole heads of one width, or are scaled or normalised otherwise."""
     num_heads = _num_heads(attention, weights["q"])
     (rows, dim), key_shape = weights["q"].shape, weights["k"].shape
     if not num_heads or rows % num_heads or key_shape[1] != dim or key_shape[0] % (rows // num_heads):
@@ -157,7 +157,7 @@ def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> Sca
         return None
     found = [_find_norm(attention, f"{part}_norm", (head_dim,)) for part in ("q", "k")]
     norms = [norm for norm in found if norm is not None]
-    if len(norms) < len(found):
+    if len(norms) < len(found) or not math.isclose(getattr(attention, "scale", head_dim**-0.5), head_dim**-0.5):
         return None
     logits = _sample_logits(weights, norms, num_heads, head_dim)  # (H, N, N)
     bounded = not all(isinstance(norm, nn.Identity) for norm in norms)

@@ -208,13 +208,26 @@ def test_subclass_with_a_forward_of_its_own_is_another_kind() -> None:
         def forward(self, x: Tensor, *_: Any) -> Tensor:
             return super().forward(x).square()
 
+    class Uniform(zoo.Attention):
+        def attend(self, _q: Tensor, _k: Tensor, v: Tensor, **_: Any) -> Tensor:
+            return v
+
     assert _is_dot_product(Same(32, 2))
     assert not _is_dot_product(Squared(32, 2))
+    assert _is_dot_product(zoo.Attention(32, 2))
+    assert not _is_dot_product(Uniform(32, 2))
 
 
 def test_heads_that_do_not_divide_the_width_have_no_row() -> None:
     model = nn.ModuleDict({"attn": Attention(32, 4)})
     model["attn"].num_heads = 5
+    assert measure_scale(model) == ()
+
+
+def test_logits_scaled_by_another_factor_have_no_row() -> None:  # where timm fuses, it would not read the factor
+    model = nn.ModuleDict({"attn": Attention(32, 4)})
+    assert len(measure_scale(model)) == 1
+    model["attn"].scale = 0.5
     assert measure_scale(model) == ()
 
 
