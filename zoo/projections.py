@@ -9,15 +9,18 @@ offers `weight` (out, in), `bias`, `in_features` and `out_features` as nn.Linear
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zoo.errors import ZooError
+from zoo.joined import Joined
 from zoo.layout import Layout
+from zoo.linear_keys import split_linear_keys
 from zoo.registry import register_attention
 
 KINDS = ("weight", "bias")
@@ -48,19 +51,20 @@ class ProjectionSpec:
     dtype: torch.dtype | None = None
 
 
-class Projection(nn.Module):
-    """A stand-in for nn.Linear that keeps each part (q, k, v or out) as a tensor of its own.
+class Projection(nn.Linear):
+    """An nn.Linear that keeps each part (q, k, v or out) as a tensor of its own.
 
+    It is an nn.Linear so that code which looks for one meets it: timm's `init_weights` draws it as it draws timm's own.
     The storage is uninitialised: whoever builds a projection fills it (`zoo.init`, or a copy of other weights).
     """
 
     transposed = False  # whether a weight is stored (in, out), for `x @ W`
 
     def __init__(self, spec: ProjectionSpec) -> None:
-        super().__init__()
-        self.in_features, self.layout = spec.in_features, spec.layout
+        nn.Module.__init__(self)  # nn.Linear's own would make and draw a weight
+        self.in_features, self.out_features, self.layout = spec.in_features, spec.layout.total, spec.layout
         self._allocate(spec)
-        self.register_load_state_dict_pre_hook(_split_linear_keys)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(split_linear_keys)  # type: ignore[no-untyped-call]
 
     @classmethod
     def build(cls, spec: ProjectionSpec) -> nn.Module:
@@ -76,45 +80,94 @@ class Projection(nn.Module):
         """Return the state_dict key, below this module, of a part's `weight` or `bias`."""
 
     def part_parameter(self, part: str, kind: str) -> nn.Parameter | None:
-        """Return the Parameter that stores a part's `weight` or `bias`; None where the part has no bias."""
-        owner, _, leaf = self.stored_key(part, kind).rpartition(".")
-        return self.get_submodule(owner)._parameters[leaf]
+        """Return the Parameter that stores a part's `weight` or `bias`; None where the part has no bias.
+
+        Raises:
+            ZooError: If something computes it instead (`parametrize`, `prune`).
+        """
+        key = self.stored_key(part, kind)
+        owner, _, leaf = key.rpartition(".")
+        stored = self.get_submodule(owner)._parameters
+        if leaf not in stored:
+            raise ZooError(f"{key} is no parameter of {type(self).__name__} now: remove what computes it first")
+        return stored[leaf]
 
     def part_tensors(self, kind: str) -> dict[str, Tensor]:
-        """Return each part's `weight` (out, in) or `bias` (out,) as views of the storage; empty without a bias."""
-        stored = {part: self.part_parameter(part, kind) for part in self.layout.parts}
+        """Return each part's `weight` (out, in) or `bias` (out,) as views of the storage; empty without a bias.
+
+        Where something computes a part (`parametrize`, `prune`), what it computes.
+        """
+        stored = {part: self._read(self.stored_key(part, kind)) for part in self.layout.parts}
         turned = kind == "weight" and self.transposed
         return {part: tensor.t() if turned else tensor for part, tensor in stored.items() if tensor is not None}
 
-    @property
-    def out_features(self) -> int:
-        """Width of the output, all parts together."""
-        return self.layout.total
+    def _read(self, key: str) -> Any:
+        value: Any = self
+        for leaf in key.split("."):
+            value = getattr(value, leaf)
+        return value
 
     @property
     def weight(self) -> Tensor:
-        """All parts as nn.Linear would hold them, (out, in): a view of a single part, a new tensor of several."""
-        if not self.transposed:
-            return self.layout.join(self.part_tensors("weight"))
-        # joined as they are stored: a copy that transposes costs up to a quarter of a product of few tokens
-        stored = {part: tensor.t() for part, tensor in self.part_tensors("weight").items()}
-        return self.layout.join(stored, dim=1).t()
+        """All parts as nn.Linear would hold them, (out, in); a write in place lands in the storage."""
+        return Joined.of(lambda: self._join("weight"), lambda whole: self._land("weight", whole))
 
-    @property
+    @weight.setter
+    def weight(self, value: object) -> None:
+        raise self._refusal("weight", value)
+
+    @property  # type: ignore[override]
     def bias(self) -> Tensor | None:
-        """All parts' biases, (out,), or None."""
-        biases = self.part_tensors("bias")
-        return self.layout.join(biases) if biases else None
+        """All parts' biases, (out,), or None; a write in place lands in the storage."""
+        if not self.part_tensors("bias"):
+            return None
+        return Joined.of(lambda: self._join("bias"), lambda whole: self._land("bias", whole))
+
+    @bias.setter
+    def bias(self, value: object) -> None:
+        raise self._refusal("bias", value)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter of a part; refuse one in place of `weight` or `bias`, as `module.weight = ...` is."""
+        if name in KINDS:
+            raise self._refusal(name, param)
+        super().register_parameter(name, param)
 
     def forward(self, x: Tensor) -> Tensor:
         """Project (B, N, in) to (B, N, out), in one matrix product however many parts there are."""
-        return F.linear(x, self.weight, self.bias)
+        biases = self.part_tensors("bias")
+        return F.linear(x, self._join("weight"), self.layout.join(biases) if biases else None)
+
+    def _join(self, kind: str) -> Tensor:
+        """Return all parts' `weight` (out, in) or `bias` (out,): a view of a single part, a new tensor of several."""
+        tensors = self.part_tensors(kind)
+        if kind == "bias" or not self.transposed:
+            return self.layout.join(tensors)
+        # joined as they are stored: a copy that transposes costs up to a quarter of a product of few tokens
+        return self.layout.join({part: tensor.t() for part, tensor in tensors.items()}, dim=1).t()
+
+    def _land(self, kind: str, whole: Tensor) -> None:
+        fill_parts(self, self.layout, kind, self.layout.split(whole))
+
+    def _refusal(self, kind: str, value: object) -> ZooError:
+        stored = ", ".join(self.stored_key(part, kind) for part in self.layout.parts)
+        return ZooError(
+            f"{type(self).__name__}.{kind} cannot become another {type(value).__name__}: it is stored as {stored}; "
+            f"copy into it (with torch.no_grad(): module.{kind}.copy_(...)), or call restore_attention(model) first"
+        )
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Refuse torch.jit.script, which has no way to compile a projection and would say so in pages."""
+        raise ZooError(
+            f"torch.jit.script cannot compile {type(self).__name__}: call restore_attention(model) first, which keeps "
+            "the function, or use torch.export or torch.jit.trace"
+        )
 
     def extra_repr(self) -> str:
         """Name the widths, as nn.Linear does."""
         parts = ", ".join(f"{name}={size}" for name, size in self.layout.sizes.items())
         by_head = f", {self.layout.num_heads} heads" if self.layout.num_heads > 1 else ""
-        return f"in_features={self.in_features}, {parts}{by_head}, bias={self.bias is not None}"
+        return f"in_features={self.in_features}, {parts}{by_head}, bias={bool(self.part_tensors('bias'))}"
 
 
 @register_attention("linear")
@@ -146,6 +199,22 @@ class SeparateProjection(Projection):
     def stored_key(self, part: str, kind: str) -> str:
         """Return `to_q.weight` and the like."""
         return f"{stored_name(part)}.{kind}"
+
+    # The layers inside hold the parts and are never called. Who walks a model to treat its layers (timm's init
+    # functions, a quantizer) meets the projection, an nn.Linear itself, and would treat its parts a second time.
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield nothing: a projection is one layer."""
+        return iter(())
+
+    def children(self) -> Iterator[nn.Module]:
+        """Yield the layers inside, by which torch moves, casts and switches modes."""
+        return iter(cast(nn.Module, module) for module in self._modules.values())
+
+    def apply(self, fn: Callable[[nn.Module], object]) -> Self:
+        """Apply `fn` to the projection alone."""
+        fn(self)
+        return self
 
 
 @register_attention("parameter")
@@ -187,6 +256,8 @@ def part_tensors(module: nn.Module, layout: Layout, kind: str) -> dict[str, Tens
 def fill_parts(module: nn.Module, layout: Layout, kind: str, values: Mapping[str, Tensor]) -> None:
     """Copy values, (out, in) or (out,) by part, into the storage of a projection or an nn.Linear; {} does nothing."""
     if isinstance(module, Projection):
+        for part in module.layout.parts:
+            module.part_parameter(part, kind)  # raises where there is no storage to copy into
         for part, target in module.part_tensors(kind).items():
             target.copy_(values[part])
     elif values:
@@ -205,29 +276,3 @@ def put_part_parameter(module: nn.Module, part: str, kind: str, tensor: nn.Param
     key = module.stored_key(part, kind) if isinstance(module, Projection) else kind
     owner, _, leaf = key.rpartition(".")
     module.get_submodule(owner)._parameters[leaf] = tensor
-
-
-def _split_linear_keys(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Let a stock timm state_dict load: turn `weight` and `bias` of an nn.Linear into the parts stored here.
-
-    torch hands over a dict of its own, so the caller's stays as it is. A wrong shape gets the message that an
-    nn.Linear would give; with strict=False too, where leaving the key would silently load nothing.
-    """
-    assert isinstance(module, Projection)
-    metadata, errors = rest[0], rest[-1]
-    for kind in KINDS:
-        fused, own = state_dict.get(prefix + kind), getattr(module, kind)
-        if not isinstance(fused, Tensor) or own is None:
-            continue  # torch names the key as missing or unexpected
-        del state_dict[prefix + kind]
-        if fused.shape != own.shape:
-            errors.append(
-                f"size mismatch for {prefix}{kind}: copying a param with shape {fused.shape} from checkpoint, "
-                f"the shape in current model is {own.shape}."
-            )
-            fused = own
-        for part, piece in module.layout.split(fused).items():
-            turned = piece.t() if kind == "weight" and module.transposed else piece
-            if metadata.get("assign_to_params_buffers", False):  # these tensors become the parameters
-                turned = turned.clone(memory_format=torch.contiguous_format)
-            state_dict[prefix + module.stored_key(part, kind)] = turned

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from timm.models import named_apply
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import zoo
+from zoo.errors import ZooError
 from zoo.layout import Layout
 from zoo.projections import KINDS, LinearProjection, Projection, ProjectionSpec, fill_parts, part_tensors
 from zoo.registry import find_attention
@@ -77,10 +79,27 @@ def test_the_weight_of_one_raw_matrix_is_a_view() -> None:
     assert torch.equal(module.get_parameter("projection"), before / 2)
 
 
-def test_replacing_a_projections_weight_is_refused_not_lost() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [nn.Parameter(torch.zeros(12, 5)), torch.zeros(12, 5), None])
+def test_replacing_a_projections_weight_is_refused_not_lost(kind: str, value: object) -> None:
     module = build("parameter", SIDE_BY_SIDE, bias=True)
-    with pytest.raises(KeyError, match="'weight' already exists"):
-        module.weight = nn.Parameter(torch.zeros(12, 5))
+    suffix = "_bias" if kind == "bias" else ""
+    stored = ", ".join(f"to_{part}{suffix}" for part in "qkv")
+    with pytest.raises(ZooError, match=rf"^ParameterProjection\.{kind} cannot become .* stored as {stored}; copy"):
+        setattr(module, kind, value)
+    assert set(dict(module.named_parameters())) == {*(f"to_{part}{end}" for part in "qkv" for end in ("", "_bias"))}
+
+
+def test_a_projection_is_one_linear_layer_to_those_who_walk_a_model(variant: str) -> None:
+    model = nn.Sequential(build(variant, SIDE_BY_SIDE, bias=True), nn.GELU())
+    visited: list[nn.Module] = []
+    model.apply(visited.append)
+    named_apply(lambda module, **_: visited.append(module), model)
+    assert visited == [model[0], model[1], model, model[0], model[1]]
+    assert isinstance(model[0], nn.Linear)
+    model.eval().double().requires_grad_(False)
+    assert not any(module.training for module in model.modules())
+    assert {(p.dtype, p.requires_grad) for p in model.parameters()} == {(torch.float64, False)}
 
 
 @pytest.mark.parametrize("variant", ["separate", "parameter"])
