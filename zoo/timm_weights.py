@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from timm.models import _builder
-from timm.models._hub import download_from_hf
+from timm.models._hub import _get_safe_alternatives, download_from_hf
 from torch import Tensor, nn
 
 from zoo.errors import BackboneError
@@ -81,8 +81,9 @@ def fetch(recipe: Recipe, backbone: str) -> Source:
         return find_source(Path(where))
     if kind == "hf-hub":
         hub_id, filename = where if isinstance(where, tuple) else (where, "model.safetensors")
-        safe = str(Path(filename).with_suffix(".safetensors"))
-        safe = "model.safetensors" if safe == "pytorch_model.safetensors" else safe
+        safe = next(iter([filename] if filename.endswith(".safetensors") else _get_safe_alternatives(filename)), None)
+        if safe is None:
+            raise BackboneError(f"{backbone}: {hub_id} holds {filename}, not safetensors; no pickle is read")
         try:
             return Source(Path(download_from_hf(hub_id, safe)))
         except Exception as error:  # the network, the hub and its client fail in many ways

@@ -1,5 +1,7 @@
+import errno
 import json
 import pickle
+import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import zoo
+from zoo import tensor_files
 from zoo.bundle import CARD, GOLDEN, WEIGHTS, check_golden, load_bundle, save_bundle
+from zoo.bundle_files import digest
 from zoo.card import ModelCard, Preprocessing
 from zoo.errors import BundleError
 
@@ -166,6 +170,21 @@ def as_pickle(file: Path) -> None:
     file.write_bytes(pickle.dumps(read(file)))
 
 
+def replace(file: Path, put: Callable[[Path], object]) -> None:
+    file.unlink()
+    put(file)
+
+
+def spoil(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["norm.weight"][0] = float("nan")
+
+
+def with_new_hashes(bundle: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the weights as somebody would who makes the hashes fit."""
+    rewrite(bundle / WEIGHTS, change, ties="{}")
+    rewrite(bundle / GOLDEN, sha256=json.dumps({name: digest(bundle / name) for name in (WEIGHTS, CARD)}))
+
+
 DAMAGE = [
     (lambda b: (b / CARD).unlink(), r"card\.json: cannot read the card"),
     (lambda b: (b / WEIGHTS).unlink(), r"model\.safetensors: missing"),
@@ -199,6 +218,22 @@ DAMAGE = [
         r"attention 'mine' is not registered here: it needs .* my_pkg",
     ),
     (lambda b: edit_card(b, attention_options={"x": 1}), "attention_options"),
+    (lambda b: edit_card(b, timm_kwargs=KWARGS | {"embed_dim": 10**6}), r"does not fit the card: .*wanted \(.*1000000"),
+    (lambda b: edit_card(b, timm_kwargs=KWARGS | {"num_heads": 0}), "timm cannot build it with .*num_heads=0"),
+    (lambda b: edit_card(b, metrics="x" * 16_000_000), r"card\.json: not a model card: more than 16,000,000 bytes"),
+    (lambda b: (b / CARD).write_text("[" * 100_000), r"card\.json: not a model card: JSON: "),
+    (lambda b: (b / CARD).write_text('{"format_version": 1, "x": ' + "[" * 100_000), "not a model card"),
+    (lambda b: (b / CARD).write_bytes(b'{"format_version": "\xff"}'), r"card\.json: cannot read the card .*utf-8"),
+    (lambda b: (b / CARD).write_bytes(b""), r"card\.json: not a model card: JSON: "),
+    (lambda b: replace(b / CARD, Path.mkdir), r"card\.json: cannot read the card .*directory"),
+    (lambda b: replace(b / WEIGHTS, Path.mkdir), r"model\.safetensors: a directory, a safetensors file is wanted"),
+    (
+        lambda b: replace(b / WEIGHTS, lambda f: f.symlink_to(f)),
+        r"model\.safetensors: cannot be read \(Too many levels",
+    ),
+    (lambda b: (b / WEIGHTS).write_bytes((2**63).to_bytes(8, "little")), r"model\.safetensors: truncated"),
+    (lambda b: with_new_hashes(b, spoil), r"model\.safetensors: norm\.weight holds NaN or Inf"),
+    (lambda b: rewrite(b / GOLDEN, sha256="[" * 100_000), r"model\.safetensors: damaged"),
 ]
 
 
@@ -208,6 +243,56 @@ def test_every_damage_is_named(bundle: Path, damage: Callable[[Path], object], m
     with pytest.raises(BundleError, match=message) as caught:
         load_bundle(bundle)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_beside_the_weights_is_not_looked_at(bundle: Path) -> None:
+    (bundle / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    load_bundle(bundle)
+
+
+class Trap:
+    """Fails the test that unpickles it."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return pytest.fail, ("unpickled",)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, GOLDEN])
+def test_a_pickle_in_the_place_of_a_file_is_not_run(bundle: Path, name: str) -> None:
+    (bundle / name).write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(BundleError, match=f"{name}: a pickle, not safetensors"):
+        load_bundle(bundle)
+
+
+def test_a_card_that_asks_for_more_than_the_weights_hold_allocates_nothing(bundle: Path) -> None:
+    edit_card(bundle, timm_kwargs=KWARGS | {"mlp_ratio": 30_000})  # 250 MB a layer
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BundleError, match=r"blocks\.0\.mlp\.fc1\.bias: got \(128,\) float32, wanted \(960000,\)"):
+        load_bundle(bundle)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, GOLDEN])
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    real = save_file
+
+    def fill_up(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+        if file.name == name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(tensors, file, metadata)
+
+    monkeypatch.setattr(tensor_files, "save_file", fill_up)
+    monkeypatch.setattr(zoo.bundle, "save_file", fill_up)
+    with pytest.raises(BundleError, match=r"bundle: cannot be written \(No space left on device\); nothing is left"):
+        save_bundle(*make(), tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_one_line() -> None:
+    with pytest.raises(BundleError, match=r"/proc/bundle: cannot be written \("):
+        save_bundle(*make(), Path("/proc/bundle"))
 
 
 def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
