@@ -92,7 +92,6 @@ ROWS: dict[str, AttentionRow] = {
     "timm.models.maxxvit.AttentionCl": _row(Slot("qkv", ("q", "k", "v"), by_head="head_first"), _OUT),
     "timm.models.metaformer.Attention": FUSED,
     "timm.models.mvitv2.MultiScaleAttention": FUSED,
-    "timm.models.mvitv2.MultiScaleAttentionPoolFirst": _row(_Q, _K, _V, _OUT),
     "timm.models.nest.Attention": FUSED,
     "timm.models.nextvit.EfficientAttention": _row(_Q, _K, _V, _OUT),
     "timm.models.pvt_v2.Attention": _row(_Q, _KV, _OUT),
@@ -119,8 +118,9 @@ ROWS: dict[str, AttentionRow] = {
 }
 
 _CONV = "its projections are 1x1 convolutions, not nn.Linear"
-# Token attention whose projections are no nn.Linear that a swap could replace, and what they are.
-REFUSED: dict[str, str] = dict.fromkeys(
+_BROKEN = "timm's own forward multiplies shapes that do not fit, so no swap can be checked"
+# Token attention that a swap cannot replace, and why: most of it has no nn.Linear for its projections.
+REFUSED: dict[str, str] = {"timm.models.mvitv2.MultiScaleAttentionPoolFirst": _BROKEN} | dict.fromkeys(
     (
         "timm.layers.attention2d.Attention2d",
         "timm.layers.attention2d.MultiQueryAttention2d",

@@ -1,4 +1,4 @@
-"""Tiny timm models of every attention form that zoo.timm_map has a row for, and the registered variants."""
+"""Tiny timm models of the forms that plain ViT attention takes, and the registered variants."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +31,8 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _build(form: str = "vit", *, seed: int = 0, **kwargs: Any) -> nn.Module:
     name, extra = FORMS[form]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+
+    def make() -> nn.Module:
         model = timm.create_model(name, **(TINY | extra | kwargs))
         if form == "vit_gated_wide":
             for block in model.blocks:
@@ -40,6 +40,15 @@ def _build(form: str = "vit", *, seed: int = 0, **kwargs: Any) -> nn.Module:
         if form == "eva_bias_apart":
             for block in model.blocks:
                 block.attn.qkv_bias_separate = True
+        return model
+
+    return _build_seeded(make, seed)
+
+
+def _build_seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make()
         for parameter in model.parameters():  # zeros and ones (biases, layer scales) would hide a mistake
             parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
     return model.eval()
@@ -51,9 +60,15 @@ def build_stock() -> BuildStock:
     return _build
 
 
+@pytest.fixture(scope="session")
+def build_seeded() -> Callable[..., nn.Module]:
+    """Call what builds a model from a seed, move every parameter of it a little, and give it in eval mode."""
+    return _build_seeded
+
+
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest) -> str:
-    """Every form of attention in turn."""
+    """Every form of plain ViT attention in turn."""
     return str(request.param)
 
 
