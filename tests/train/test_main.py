@@ -33,7 +33,7 @@ def images(here, monkeypatch) -> Path:
     for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(variable, raising=False)
     write_images(here / "images")
-    for backbone in ("resnet18", "swin_tiny_patch4_window7_224"):
+    for backbone in ("resnet18", "coatnet_pico_rw_224"):
         (here / f"{backbone}.yaml").write_text(f"{{name: a, model: {{backbone: {backbone}}}, data: {{root: images}}}}")
     (here / "key.yaml").write_text("{name: a, model: {backbone: a}, data: {root: a}, optimizer: {weight_decy: 1}}")
     for name in ("empty", "one/ash"):
@@ -56,7 +56,7 @@ MISTAKES = {
     "attention": (["--model.attention", "paramter"], "unknown attention 'paramter', did you mean 'parameter'"),
     "init": (["--model.init", "torhc"], "did you mean 'torch'"),
     "no attention": (["resnet18.yaml"], "ResNet has no attention that can be swapped"),
-    "windows": (["swin_tiny_patch4_window7_224.yaml"], "layers.0.blocks.0.attn: cannot swap WindowAttention"),
+    "convolutions": (["coatnet_pico_rw_224.yaml"], "stages.2.blocks.0.attn: cannot swap Attention2d"),
     "timm's arguments": (["--model.timm_kwargs.deph", "3"], "deph"),
     "data missing": (["--data.root", "none"], "none"),
     "data empty": (["--data.root", "empty"], "empty"),
