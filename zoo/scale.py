@@ -64,6 +64,7 @@ _AS_IS: dict[str, tuple[object, ...]] = {
     "temperature": (None,),
 }
 _POOLED_BY = {"timm.models.nextvit.EfficientAttention": "sr_ratio"}
+_WIDE = 6.0  # times what nn.Linear draws: trained weights may give large logits, but by alignment, not by their size
 _LOWEST, _HIGHEST = 1e-3, 4.0  # below, softmax is uniform to the last digits; above, it is a choice of one
 
 
@@ -123,9 +124,11 @@ def measure_scale(model: nn.Module) -> tuple[ScaleRow, ...]:
 def check_scale(rows: tuple[ScaleRow, ...]) -> Iterator[Finding]:
     """Find attention whose logits spread so far, or so little, that it can hardly learn from the start."""
     for row in rows:
-        if row.bounded or _LOWEST <= row.logit_std <= _HIGHEST:
+        wide = max(row.q_std, row.k_std) > _WIDE * row.expected_std
+        sharp, flat = wide and row.logit_std > _HIGHEST, row.logit_std < _LOWEST
+        if row.bounded or not (sharp or flat):
             continue
-        what = "attends to one token" if row.logit_std > _HIGHEST else "attends to all tokens alike"
+        what = "attends to one token" if sharp else "attends to all tokens alike"
         yield Finding(
             "scale",
             "warning",
@@ -147,7 +150,7 @@ def _is_dot_product(attention: nn.Module) -> bool:
 
 
 def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> ScaleRow | None:
-    """Measure one attention; None if q and k are not whole heads of one width, or are scaled or normalised otherwise."""
+    """Measure one attention; None if q and k are no whole heads of one width, or have a scale or norms of their own."""
     num_heads = _num_heads(attention, weights["q"])
     (rows, dim), key_shape = weights["q"].shape, weights["k"].shape
     if not num_heads or rows % num_heads or key_shape[1] != dim or key_shape[0] % (rows // num_heads):
@@ -157,7 +160,8 @@ def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> Sca
         return None
     found = [_find_norm(attention, f"{part}_norm", (head_dim,)) for part in ("q", "k")]
     norms = [norm for norm in found if norm is not None]
-    if len(norms) < len(found) or not math.isclose(getattr(attention, "scale", head_dim**-0.5), head_dim**-0.5):
+    scale = getattr(attention, "scale", head_dim**-0.5)
+    if len(norms) < len(found) or not (isinstance(scale, float) and math.isclose(scale, head_dim**-0.5)):
         return None
     logits = _sample_logits(weights, norms, num_heads, head_dim)  # (H, N, N)
     bounded = not all(isinstance(norm, nn.Identity) for norm in norms)

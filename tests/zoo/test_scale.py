@@ -69,6 +69,25 @@ def test_only_the_attention_at_fault_is_named() -> None:
     assert [finding.tensor for finding in zoo.audit(model).findings] == ["blocks.1.attn"]
 
 
+def test_large_logits_of_weights_of_ordinary_size_do_not_warn() -> None:  # as training aligns queries with keys
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"attn": zoo.Attention(384, 6, 64)})
+    with torch.no_grad():
+        model["attn"].qkv.weight.mul_(5)
+    report = zoo.audit(model)
+    assert report.attentions[0].logit_std > 4
+    assert report.findings == ()
+
+
+@pytest.mark.parametrize("rows", [slice(0, 384), slice(384, 768)], ids=["q", "k"])
+def test_unit_normal_draw_of_queries_or_keys_alone_warns(rows) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"attn": zoo.Attention(384, 6, 64)})
+    nn.init.normal_(model["attn"].qkv.weight.data[rows])
+    (finding,) = zoo.audit(model).findings
+    assert (finding.severity, finding.tensor) == ("warning", "attn")
+
+
 def test_normalised_queries_and_keys_bound_the_logits_and_do_not_warn() -> None:
     model = timm.create_model(
         "vit_tiny_patch16_224",
