@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from train.errors import CheckpointError
+from train.latest import is_latest
 from zoo.durable import new_directory
 from zoo.ties import find_ties
 
@@ -147,7 +148,9 @@ def load_rng(path: Path, rank: int) -> dict[str, Tensor]:
 
 def find_newest(folder: Path) -> Path | None:
     """Return the newest whole checkpoint below FOLDER/RUN/checkpoints; what is not whole is skipped with a warning."""
-    found = sorted(folder.glob("*/checkpoints/step-*"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    runs = folder.glob("*/checkpoints/step-*")
+    there = [path for path in runs if not is_latest(path.parent.parent)]  # a link to one of the others
+    found = sorted(there, key=lambda path: (path.stat().st_mtime_ns, path.name))
     for path in reversed(found):
         try:
             read_state(path)

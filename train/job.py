@@ -15,6 +15,7 @@ from train.build import build_run, wrap
 from train.checkpoint import read_state
 from train.config import TrainConfig
 from train.errors import ConfigError
+from train.latest import point_latest
 from train.loop import fit
 from train.publish import Published, find_lineage, publish, write_bundle
 from train.ranks import check_world, describe_ranks, gather_json, together
@@ -123,6 +124,7 @@ def finish(run: Run, metrics: dict[str, float]) -> None:
         shutil.rmtree(bundle)
     write_bundle(model, card, bundle)
     run.tracker.log_artifacts(run.checkpoints / f"step-{run.step:08d}", f"checkpoints/step-{run.step:08d}")
+    point_latest(run.folder)
     published = publish(bundle, card, config.name, config.publish)
     run.tracker.set_tags({"published": f"{published.name}/{published.version}"})
     say_published(run, published)
