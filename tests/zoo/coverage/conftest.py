@@ -150,7 +150,7 @@ FORMS: dict[str, Form] = {
     "gemma4": Form(
         "gemma4_vit_167m",
         _VIT
-        | {"head_dim": 24, "num_kv_heads": 1, "intermediate_size": 64}
+        | {"num_heads": 4, "head_dim": 24, "num_kv_heads": 2, "intermediate_size": 64}
         | {"position_embedding_size": 16, "pooling_kernel_size": 1, "use_clipped_linears": True},
         _clamp,
     ),
