@@ -51,7 +51,7 @@ def check_frozen(before: Snapshot) -> Iterator[Finding]:
     if not any(trace.gradients for trace in before.traces.values()):
         return
     for name, trace in before.frozen.items():
-        if trace.changed:
+        if trace.changed and not trace.tensor.requires_grad:
             message = (
                 "was frozen at the snapshot and has changed: an optimizer moves whatever has a .grad, by its momentum "
                 "and weight decay too; keep frozen parameters out of it, or their .grad None"

@@ -215,6 +215,15 @@ def test_frozen_parameter_that_an_old_gradient_moves_is_an_error(model) -> None:
     assert "was frozen at the snapshot and has changed" in found[0]
 
 
+def test_parameter_unfrozen_since_the_snapshot_may_move(model) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    zoo.freeze(model, "head")
+    before = zoo.snapshot(model, optimizer)
+    zoo.unfreeze(model, "head")
+    step(model, optimizer)
+    assert told(zoo.audit(model, optimizer, before=before), "frozen") == []
+
+
 def test_sparse_gradients_are_followed() -> None:
     model = nn.Embedding(5, 3, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
