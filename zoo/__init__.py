@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from zoo.auditing import AuditReport as AuditReport
     from zoo.auditing import Finding as Finding
     from zoo.auditing import audit as audit
+    from zoo.backbones import Backbone as Backbone
+    from zoo.backbones import list_backbones as list_backbones
     from zoo.bundle import load_bundle as load_bundle
     from zoo.bundle import save_bundle as save_bundle
     from zoo.card import ModelCard as ModelCard
     from zoo.conversion import ConversionReport as ConversionReport
     from zoo.conversion import convert as convert
     from zoo.create import create_model as create_model
+    from zoo.describing import describe as describe
+    from zoo.description import Description as Description
     from zoo.errors import ZooError as ZooError
     from zoo.freezing import freeze as freeze
     from zoo.freezing import unfreeze as unfreeze
@@ -39,7 +43,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attention": "attention",
     "AuditReport": "auditing",
+    "Backbone": "backbones",
     "ConversionReport": "conversion",
+    "Description": "description",
     "Finding": "auditing",
     "ModelCard": "card",
     "PretrainedReport": "pretrained",
@@ -49,9 +55,11 @@ _HOMES = {
     "audit": "auditing",
     "convert": "conversion",
     "create_model": "create",
+    "describe": "describing",
     "find_report": "pretrained",
     "freeze": "freezing",
     "list_attentions": "registry",
+    "list_backbones": "backbones",
     "load_bundle": "bundle",
     "load_plugins": "plugins",
     "plugin_sources": "plugins",
@@ -69,7 +77,7 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'zoo' has no attribute {name!r}")
-    if _HOMES[name] not in ("card", "errors"):
+    if _HOMES[name] not in ("backbones", "card", "description", "errors"):
         import_module("zoo.projections")  # registers the built-in variants, whichever name came first
     return getattr(import_module(f"zoo.{_HOMES[name]}"), name)
 
