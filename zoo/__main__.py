@@ -1,28 +1,26 @@
-"""The zoo's command line: `python -m zoo describe BACKBONE --attention NAME` and `python -m zoo audit ...`.
+"""The zoo's command line: `python -m zoo list | describe | audit | convert`.
 
 Exit status: 0 done, 2 the user's mistake (one line on stderr), 3 the audit found an error.
 """
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any
 
-import zoo  # loads torch on first use of a name, so that --help stays quick
+import zoo  # loads torch on first use of a name, so that --help and list stay quick
+from zoo.columns import one_line
+from zoo.errors import ZooError
+from zoo.options import build_parser, gather
 
 if TYPE_CHECKING:
-    from torch import nn
-
-_EPILOG = "Exit status: 0 done, 2 a mistake in what was asked, 3 the audit found an error."
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaint is one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where help is, and leave with status 2."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+    from zoo.subjects import Subject
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,86 +32,113 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    given = _build_parser().parse_args(arguments)
     try:
-        model = zoo.create_model(given.backbone, given.attention, init=given.init, seed=given.seed)
-        return _audit(model, given) if given.command == "audit" else _describe(model, given)
-    except zoo.ZooError as error:
-        print(f"python -m zoo {given.command}: {error}", file=sys.stderr)
-        return 2
+        try:
+            return _run(arguments)
+        finally:
+            if sys.stdout is not None:  # it may be closed
+                sys.stdout.flush()  # here, where a reader that has gone is caught
+    except BrokenPipeError:  # `| head` has read enough
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        return 1
+    except OSError as error:
+        print(f"python -m zoo: {one_line(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
-def _build_parser() -> argparse.ArgumentParser:
-    shared = _Parser(add_help=False)
-    shared.add_argument("backbone", metavar="BACKBONE", help="a timm model, such as vit_tiny_patch16_224")
-    shared.add_argument("--attention", required=True, metavar="NAME", help="linear, separate, parameter or your own")
-    shared.add_argument(
-        "--init",
-        metavar="SCHEME",
-        help="draw attention's projections by timm, torch, kaiming_raw, normal or trunc_normal; timm's if not given",
-    )
-    shared.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default: %(default)s)")
-    shared.add_argument("--json", action="store_true", help="print JSON for a program to read")
-    parser = _Parser(
-        prog="python -m zoo",
-        description="Look at timm Vision Transformers with attention of your own.",
-        epilog=_EPILOG,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, help_ in (
-        ("describe", "show each attention's parameters, and their spread against what the scheme should give"),
-        ("audit", "look for every way in which the model will not train as you believe"),
-    ):
-        commands.add_parser(name, parents=[shared], help=help_, description=f"{help_.capitalize()}.", epilog=_EPILOG)
-    return parser
+def _run(arguments: Sequence[str] | None) -> int:
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
+    given = build_parser().parse_args(arguments)
+    name = f"python -m zoo {given.command}"
+    with _one_line_warnings(name):
+        try:
+            if given.plugins:
+                zoo.load_plugins(given.plugins)
+            return _COMMANDS[given.command](given)
+        except ZooError as error:
+            print(f"{name}: {one_line(str(error))}", file=sys.stderr)
+            return 2
 
 
-def _audit(model: "nn.Module", given: argparse.Namespace) -> int:
-    report = zoo.audit(model)
-    print(json.dumps(report.to_dict(), indent=2) if given.json else report)
-    return 3 if report.errors else 0
+def _list(given: argparse.Namespace) -> int:
+    from zoo import listing  # it needs no torch
 
-
-def _describe(model: "nn.Module", given: argparse.Namespace) -> int:
-    rows = _measure(model, given.init)
-    if given.json:
-        head = {"backbone": given.backbone, "attention": given.attention, "init": given.init, "seed": given.seed}
-        print(json.dumps(head | {"attentions": rows}, indent=2))
-        return 0
-    print(f"{given.backbone}: {len(rows)} attention modules, {given.attention}, drawn by {given.init or 'timm'}")
-    for row in rows:
-        print(f"{row['name']}: {row['num_heads']} heads, dim {row['dim']}, logit std {row['logit_std']:.3g}")
-        for name, shape in row["parameters"].items():
-            print(f"  {name:<24} {' x '.join(map(str, shape))}")
-        for part, std in row["std"].items():
-            expected = row["expected_std"][part]
-            print(f"  std of {part:<17} {std:.4g}" + (f", expected {expected:.4g}" if expected is not None else ""))
+    backbones = listing.find_backbones(given.patterns)
+    if given.family is not None:
+        backbones = listing.select_family(backbones, given.family)
+    if given.cls is not None:
+        backbones = listing.select_class(backbones, given.cls)
+    if given.attention is not None:
+        backbones = listing.judge_for(backbones, given.attention)
+    if given.refused:
+        backbones = tuple(backbone for backbone in backbones if not backbone.is_swappable)
+    elif given.swappable or given.attention is not None:
+        backbones = tuple(backbone for backbone in backbones if backbone.is_swappable)
+    if difference := listing.describe_difference():
+        print(f"python -m zoo list: {difference}", file=sys.stderr)
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    _print(given, listing.to_dict(backbones), listing.format_backbones(backbones, width=width))
     return 0
 
 
-def _measure(model: "nn.Module", init: str | None) -> list[dict[str, Any]]:
-    """Return name, shapes and spreads of every attention as plain JSON values."""
-    from zoo.init import expected_std
-    from zoo.scale import measure_scale
+def _describe(given: argparse.Namespace) -> int:
+    subject = _load(given)
+    description = zoo.describe(subject.model, subject.init, is_trained=subject.is_trained)
+    _print(given, {**subject.facts, **description.to_dict()}, f"{subject.title}\n\n{description}")
+    return 0
 
-    weights = zoo.attention_weights(model)
-    rows = []
-    for scale in measure_scale(model):
-        parts = {part: weights[scale.name][part] for part in ("q", "k", "v", "out") if part in weights[scale.name]}
-        parameters = model.get_submodule(scale.name).named_parameters()
-        rows.append(
-            {
-                "name": scale.name,
-                "dim": scale.dim,
-                "num_heads": scale.num_heads,
-                "parameters": {name: list(parameter.shape) for name, parameter in parameters},
-                "std": {part: weight.std().item() for part, weight in parts.items()},
-                "expected_std": {part: expected_std(init, *weight.shape) for part, weight in parts.items()},
-                "logit_std": scale.logit_std,
-                "entropy": scale.entropy,
-            }
-        )
-    return rows
+
+def _audit(given: argparse.Namespace) -> int:
+    import torch
+
+    subject = _load(given)
+    batch = None
+    if given.batch is not None:
+        batch = torch.randn(given.batch, *subject.image_shape, generator=torch.Generator().manual_seed(given.seed))
+    report = zoo.audit(subject.model, batch=batch)
+    _print(given, {**subject.facts, **report.to_dict()}, f"{subject.title}\n{report}")
+    return 3 if report.errors else 0
+
+
+def _convert(given: argparse.Namespace) -> int:
+    report = zoo.convert(given.source, given.destination, given.attention, class_names=given.class_names)
+    _print(given, report.to_dict(), str(report))
+    return 0
+
+
+_COMMANDS = {"list": _list, "describe": _describe, "audit": _audit, "convert": _convert}
+
+
+def _load(given: argparse.Namespace) -> "Subject":
+    from zoo.subjects import load_subject
+
+    return load_subject(
+        given.backbone,
+        given.attention,
+        init=given.init,
+        seed=given.seed,
+        pretrained=given.pretrained,
+        timm_kwargs=gather(given.model_kwargs),
+    )
+
+
+def _print(given: argparse.Namespace, facts: Mapping[str, Any], text: str) -> None:
+    print(json.dumps(facts, indent=2, allow_nan=False) if given.json else text)
+
+
+@contextmanager
+def _one_line_warnings(name: str) -> Iterator[None]:
+    """Let a warning be one line on stderr, without the place in the code that it came from."""
+    usual = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"{name}: warning: {one_line(str(message))}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 if __name__ == "__main__":

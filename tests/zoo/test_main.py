@@ -1,19 +1,44 @@
+"""The command line, end to end: what is printed, where, and with which status."""
+
+import io
 import json
+import re
 import subprocess
 import sys
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
+import torch
 from torch import nn
 
 import zoo
+from zoo import listing
 from zoo.__main__ import main
-from zoo.create import create_model
-from zoo.init import INIT_SCHEMES
+from zoo.card import ModelCard, Preprocessing
 
 ROOT = Path(__file__).parent.parent.parent
 BACKBONE = "test_vit"  # timm's own tiny model: 6 blocks of dim 64
+TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+TINY_ARGUMENTS = ["--model-kwargs", *(f"{key}={value}" for key, value in TINY.items())]
+Capture = pytest.CaptureFixture[str]
+
+PLUGIN = """
+import torch, zoo
+from torch import nn
+
+@zoo.register_attention("cool")
+class Cool(zoo.Attention):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.lost = {lost}
+
+    def attend(self, q, k, v, **masks):
+        return super().attend(q * self.lost, k, v, **masks)
+"""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,111 +46,313 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_describe_shows_shapes_and_spread(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["describe", BACKBONE, "--attention", "parameter", "--init", "torch"]) == 0
+def asked(capsys: Capture, arguments: Sequence[str], status: int = 0) -> str:
+    """Run a command in this process and return what it printed."""
+    assert main(arguments) == status
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.startswith("test_vit: 6 attention modules, parameter, drawn by torch\nblocks.0.attn: 2 heads, dim 64,")
-    assert "  qkv.to_k                 64 x 64\n" in out
-    assert ", expected 0.07217\n" in out  # 1/sqrt(3 * 64)
+    return out
 
 
-@pytest.mark.parametrize(("init", "expected"), [("normal", 1.0), ("trunc_normal", 0.02), (None, None)])
-def test_describe_gives_json(capsys: pytest.CaptureFixture[str], init: str | None, expected: float | None) -> None:
-    extra = [] if init is None else ["--init", init]
-    assert main(["describe", BACKBONE, "--attention", "separate", "--json", "--seed", "3", *extra]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["backbone"], told["attention"], told["init"], told["seed"]) == (BACKBONE, "separate", init, 3)
-    first = told["attentions"][0]
-    assert (len(told["attentions"]), first["name"]) == (6, "blocks.0.attn")
-    assert first["parameters"]["qkv.to_q.weight"] == [64, 64]
-    assert first["expected_std"] == dict.fromkeys(("q", "k", "v", "out"), expected)
-    if expected is not None:
-        assert first["std"]["q"] == pytest.approx(expected, rel=0.1)
-    assert first["logit_std"] > 0
-
-
-def test_audit_of_a_sound_model_is_0(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", BACKBONE, "--attention", "parameter"]) == 0
-    assert capsys.readouterr().out.startswith("audit: ")
-    assert main(["audit", BACKBONE, "--attention", "parameter", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["trainable"] > 0
-
-
-def test_audit_that_finds_an_error_is_3(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def planted(*args: Any, **kwargs: Any) -> nn.Module:
-        model = create_model(*args, **kwargs)
-        model.get_parameter("blocks.1.attn.qkv.to_k").data.fill_(float("nan"))
-        return model
-
-    monkeypatch.setattr(zoo, "create_model", planted, raising=False)
-    assert main(["audit", BACKBONE, "--attention", "parameter"]) == 3
-    assert "blocks.1.attn.qkv.to_k" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (
-            ["describe", "test_vitt", "--attention", "linear"],
-            "python -m zoo describe: unknown backbone 'test_vitt', did",
-        ),
-        (
-            ["audit", BACKBONE, "--attention", "liner"],
-            "python -m zoo audit: unknown attention 'liner', did you mean 'li",
-        ),
-        (
-            ["describe", BACKBONE, "--attention", "linear", "--init", "x"],
-            "python -m zoo describe: unknown init 'x'; kn",
-        ),
-        (["describe", "resnet10t", "--attention", "linear"], "python -m zoo describe: ResNet has no attention that"),
-    ],
-)
-def test_a_mistake_is_one_line_and_2(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
+def refused(capsys: Capture, arguments: Sequence[str]) -> str:
+    """Run a command that is a mistake and return its one line."""
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(line)
     assert err.count("\n") == 1
+    assert err.startswith(f"python -m zoo {arguments[0]}: ")
+    return err
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Write a bundle of three classes."""
+    model = zoo.create_model("vit_tiny_patch16_224", "parameter", seed=0, num_classes=3, **TINY)
+    card = ModelCard(
+        backbone="vit_tiny_patch16_224",
+        timm_kwargs=TINY,
+        attention="parameter",
+        class_names=("ash", "elm", "oak"),
+        preprocessing=Preprocessing(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+    )
+    zoo.save_bundle(model, card, tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, own_registry: None) -> Path:  # noqa: ARG001
+    """Write a file that registers "cool", and forget it afterwards."""
+    file = tmp_path / "cool_attention.py"
+    file.write_text(PLUGIN.format(lost="nn.Parameter(torch.ones(()))"), encoding="utf-8")
+    return file
+
+
+def test_list_shows_what_swaps_and_why_the_others_do_not(capsys: Capture) -> None:
+    lines = asked(capsys, ["list", "vit_tiny_patch16_224", "coatnet_pico_rw_224"]).splitlines()
+    assert [line.split()[:4] for line in lines[1:3]] == [
+        ["coatnet_pico_rw_224", "10.9M", "224", "no"],
+        ["vit_tiny_patch16_224", "5.7M", "224", "yes"],
+    ]
+    assert "maxxvit.Attention2d: its projections are 1x1 convolutions, not nn.Linear" in lines[1]
+    assert lines[3].startswith("2 models: 1 swappable, 1 not; timm ")
+
+
+def test_list_shows_every_attention_model_in_json(capsys: Capture) -> None:
+    told = json.loads(asked(capsys, ["list", "--json"]))
+    assert len(told["models"]) >= 690
+    assert told["swappable"] >= 570
+    assert all(model["swappable"] == (model["reason"] is None) for model in told["models"])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("arguments", "check"),
     [
-        ([], "python -m zoo: the following arguments are required: COMMAND; see python -m zoo --help"),
-        (["describe", BACKBONE], "python -m zoo describe: the following arguments are required: --attention; see"),
-        (["paint"], "python -m zoo: argument COMMAND: invalid choice: 'paint'"),
-        (["audit", BACKBONE, "--attention", "linear", "--seed", "x"], "argument --seed: invalid int value: 'x'; see"),
-        (["audit", BACKBONE, "--attention", "linear", "--sed", "1"], "unrecognized arguments: --sed 1"),
+        (["--swappable"], lambda model: model["swappable"]),
+        (["--refused"], lambda model: not model["swappable"]),
+        (["--family", "eva"], lambda model: model["family"] == "eva"),
+        (["--class", "EvaAttention"], lambda model: "timm.models.eva.EvaAttention" in model["attention"]),
+        (["--attention", "separate"], lambda model: model["swappable"]),
+        (["eva02_*", "--class", "eva.*"], lambda model: model["name"].startswith("eva02_")),
     ],
 )
-def test_bad_usage_is_one_line_and_2(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
+def test_list_filters(capsys: Capture, arguments: list[str], check: Any) -> None:
+    everything = json.loads(asked(capsys, ["list", "--json"]))["models"]
+    chosen = json.loads(asked(capsys, ["list", "--json", *arguments]))["models"]
+    assert chosen == [model for model in everything if check(model)]
+    assert 0 < len(chosen) < len(everything)
+
+
+def test_list_of_a_users_own_whole_module(capsys: Capture, plugin: Path) -> None:
+    arguments = ["list", "vit_tiny_*", "--attention", "cool", "--plugins", str(plugin)]
+    assert "dinov3" not in asked(capsys, arguments)
+    out = asked(capsys, [*arguments, "--refused"])
+    assert "vit_tiny_patch16_dinov3_qkvb" in out
+    assert "eva.EvaAttention: cool is a whole module, which stands in for attention.Attention alone" in out
+
+
+def test_filters_that_leave_nothing_are_an_answer(capsys: Capture) -> None:
+    assert asked(capsys, ["list", "vit_tiny*", "--refused"]).startswith("0 models: 0 swappable, 0 not")
+
+
+def test_list_fits_a_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "90")
+    assert max(map(len, asked(capsys, ["list"]).splitlines())) <= 90
+
+
+def test_another_timm_is_one_line_beside_the_list(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "version", lambda _: "9.9.9")
+    assert main(["list", "vit_tiny*", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert out == ""
-    assert line in err
+    assert json.loads(out)["timm"] == "9.9.9"
+    assert err.startswith("python -m zoo list: timm 9.9.9 is installed, and this list is of timm ")
     assert err.count("\n") == 1
 
 
-def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, words in (
-        (["--help"], ("describe", "audit", "Exit status: 0 done, 2")),
-        (["describe", "--help"], ("BACKBONE", "--attention", "--seed", "--json", "Exit status", *INIT_SCHEMES)),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 0
-        out = capsys.readouterr().out
-        assert all(word in out for word in words)
+def test_describe_shows_what_is_stored_and_its_spread(capsys: Capture) -> None:
+    lines = asked(capsys, ["describe", BACKBONE, "--attention", "parameter", "--init", "torch"]).splitlines()
+    assert lines[:2] == ["test_vit: parameter, drawn by torch, seed 0", ""]
+    assert lines[3].split()[:4] == ["by", "the", "scheme", "0.0722"]
+    assert lines[4].split()[:3] == ["blocks.0.attn", "64", "2"]
+    assert "blocks.0-5.attn: attention.Attention stores" in lines
+    assert [line for line in lines if line.startswith("!")] == []
+
+
+@pytest.mark.parametrize(("init", "expected"), [("normal", 1.0), ("trunc_normal", 0.02), (None, None)])
+def test_describe_gives_json(capsys: Capture, init: str | None, expected: float | None) -> None:
+    extra = [] if init is None else ["--init", init]
+    out = asked(capsys, ["describe", BACKBONE, "--attention", "separate", "--json", "--seed", "3", *extra])
+    told = json.loads(out)
+    assert (told["backbone"], told["attention"], told["init"], told["seed"]) == (BACKBONE, "separate", init, 3)
+    first = told["attentions"][0]
+    assert (len(told["attentions"]), first["name"]) == (6, "blocks.0.attn")
+    to_q = first["parameters"]["qkv.to_q.weight"]
+    assert (to_q["shape"], to_q["trainable"], to_q["contiguous"], to_q["tied_to"]) == ([64, 64], True, True, [])
+    assert to_q["parts"]["q"]["expected_std"] == expected
+    assert to_q["parts"]["q"]["std"] == pytest.approx(expected or 0.02, rel=0.1)
+    assert first["logit_std"] > 0
+    assert {note["what"] for note in told["notes"]} == (
+        {"attends to one token: logit std"} if init == "normal" else set()
+    )
+
+
+def test_describe_takes_timms_arguments_and_a_plugin(capsys: Capture, plugin: Path) -> None:
+    arguments = ["--attention", "cool", "--plugins", str(plugin), *TINY_ARGUMENTS, "num_classes=3"]
+    out = asked(capsys, ["describe", "vit_tiny_patch16_224", *arguments])
+    assert out.startswith("vit_tiny_patch16_224, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_c")
+    assert re.search(r"^blocks\.0-1\.attn: \S+\.Cool stores$", out, re.MULTILINE)
+    assert "  lost " in out
+
+
+def test_describe_and_audit_of_a_bundle(capsys: Capture, bundle: Path) -> None:
+    out = asked(capsys, ["describe", str(bundle)])
+    assert out.startswith(f"bundle {bundle}: vit_tiny_patch16_224")
+    assert "3 classes, images of 32 x 32 pixels\n" in out
+    told = json.loads(asked(capsys, ["describe", str(bundle), "--json"]))
+    assert (told["bundle"]["class_names"], told["attention"]) == (["ash", "elm", "oak"], "parameter")
+    out = asked(capsys, ["audit", str(bundle), "--batch"])
+    assert "\naudit: 40 parameters, 40 trainable, 0 findings\n" in out
+
+
+def test_audit_of_a_sound_model_is_0(capsys: Capture) -> None:
+    out = asked(capsys, ["audit", BACKBONE, "--attention", "parameter", "--batch"])
+    assert out.splitlines()[1] == "audit: 104 parameters, 104 trainable, 0 findings"
+    told = json.loads(asked(capsys, ["audit", BACKBONE, "--attention", "parameter", "--json"]))
+    assert (told["backbone"], told["trainable"], told["findings"]) == (BACKBONE, 104, [])
+
+
+def test_a_warning_of_the_audit_is_0(capsys: Capture) -> None:
+    out = asked(capsys, ["audit", BACKBONE, "--attention", "parameter", "--init", "normal"])
+    assert "warning: scale: blocks.0.attn: " in out
+
+
+def test_audit_that_finds_an_error_is_3(capsys: Capture, tmp_path: Path, own_registry: None) -> None:  # noqa: ARG001
+    file = tmp_path / "lost_attention.py"
+    file.write_text(PLUGIN.format(lost="torch.ones(()).requires_grad_()"), encoding="utf-8")
+    arguments = ["audit", BACKBONE, "--attention", "cool", "--plugins", str(file)]
+    out = asked(capsys, arguments, status=3)
+    assert "error: registered: blocks.0.attn.lost: " in out
+    told = json.loads(asked(capsys, [*arguments, "--json"], status=3))
+    assert told["findings"][0]["tensor"] == "blocks.0.attn.lost"
+
+
+def test_a_fault_of_forward_is_found_with_a_batch_alone(capsys: Capture, tmp_path: Path, own_registry: None) -> None:  # noqa: ARG001
+    file = tmp_path / "idle_attention.py"
+    file.write_text(PLUGIN.format(lost="1.0\n        self.idle = nn.Parameter(torch.ones(2))"), encoding="utf-8")
+    arguments = ["audit", BACKBONE, "--attention", "cool", "--plugins", str(file)]
+    assert "0 findings" in asked(capsys, arguments)
+    assert "error: probe: blocks.0.attn.idle: " in asked(capsys, [*arguments, "--batch", "3"], status=3)
+
+
+def test_convert_tells_what_it_did(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    out = asked(capsys, ["convert", str(bundle), str(tmp_path / "stock"), "--attention", "timm"])
+    assert out.startswith(f"{bundle} (parameter) -> {tmp_path / 'stock'} (timm)\nvit_tiny_patch16_224, ")
+    assert "which timm passes over" in out
+    model = timm.create_model(f"local-dir:{tmp_path / 'stock'}", pretrained=True).eval()
+    back = ["convert", str(tmp_path / "stock"), str(tmp_path / "back"), "--attention", "separate", "--json"]
+    told = json.loads(asked(capsys, back))
+    assert (told["before"], told["after"], told["num_classes"]) == ("timm", "separate", 3)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    loaded, card = zoo.load_bundle(tmp_path / "back")
+    torch.testing.assert_close(loaded(images), model(images), rtol=1e-5, atol=1e-6)  # other products, same sums
+    assert card.class_names == ("ash", "elm", "oak")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["list", "vit_tinny_patch16_224"],
+            "unknown model 'vit_tinny_patch16_224', did you mean 'vit_tiny_patch16_224'",
+        ),
+        (["list", "resnet18"], "resnet18 is a timm model without attention"),
+        (
+            ["list", "--family", "swim_transformer"],
+            "unknown family 'swim_transformer', did you mean 'swin_transformer'",
+        ),
+        (["list", "--attention", "liner"], "unknown attention 'liner', did you mean 'linear'"),
+        (["describe", "test_vitt", "--attention", "linear"], "unknown backbone 'test_vitt', did you mean 'test_vit"),
+        (["audit", BACKBONE, "--attention", "liner"], "unknown attention 'liner', did you mean 'linear'"),
+        (["describe", BACKBONE, "--attention", ""], "unknown attention ''"),
+        (["describe", BACKBONE], "test_vit: --attention is missing"),
+        (["describe", BACKBONE, "--attention", "linear", "--init", "x"], "unknown init 'x'; known are"),
+        (["describe", "resnet10t", "--attention", "linear"], "ResNet has no attention that can be swapped"),
+        (
+            ["audit", "coatnet_pico_rw_224", "--attention", "linear"],
+            "cannot swap Attention2d, its projections are 1x1 conv",
+        ),
+        (
+            ["describe", BACKBONE, "--attention", "linear", "--model-kwargs", "depth=two"],
+            "test_vit: timm cannot build it",
+        ),
+        (["describe", BACKBONE, "--attention", "linear", "--model-kwargs", "dept=2"], "test_vit: timm cannot build it"),
+        (
+            ["describe", BACKBONE, "--attention", "linear", "--model-kwargs", "depth=2", "depth=3"],
+            "depth is given twice",
+        ),
+        (["describe", str(ROOT / "README.md"), "--attention", "linear"], "README.md: a file; wanted a timm name"),
+        (["describe", str(ROOT / "zoo"), "--attention", "linear"], "zoo: a directory without card.json"),
+        (["describe", "日本 語", "--attention", "linear"], "unknown backbone '日本 語'"),
+        (["describe", "a\nb", "--attention", "linear"], "unknown backbone 'a\\nb'"),
+        (["describe", BACKBONE, "--attention", "linear", "--json", "--init", "x"], "unknown init 'x'"),
+        (["describe", BACKBONE, "--attention", "linear", "--plugins", "none.py"], "plugin none.py: no such file"),
+        (["convert", "./none", "x", "--attention", "timm"], "./none: nothing is there"),
+        (["convert", "none", "x", "--attention", "timmm"], "unknown attention 'timmm', did you mean 'timm'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_2(capsys: Capture, arguments: list[str], said: str) -> None:
+    assert said in refused(capsys, arguments)
+
+
+def test_nothing_is_overwritten(capsys: Capture, bundle: Path) -> None:
+    assert "exists already" in refused(capsys, ["convert", str(bundle), str(bundle), "--attention", "timm"])
+
+
+def test_a_warning_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = zoo.create.create_model
+
+    def warn(*args: Any, **kwargs: Any) -> nn.Module:
+        warnings.warn("of two\n lines", UserWarning, stacklevel=2)
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr("zoo.subjects.create_model", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda *about, **_: sys.stderr.write(warnings.formatwarning(*about[:4]))
+        assert main(["describe", BACKBONE, "--attention", "linear"]) == 0
+    assert capsys.readouterr().err == "python -m zoo describe: warning: of two lines\n"
+    assert warnings.formatwarning("x", UserWarning, "f", 1).startswith("f:1: ")  # as it was
+
+
+def test_an_interrupt_is_no_traceback(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> nn.Module:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zoo.subjects.create_model", interrupt)
+    assert main(["describe", BACKBONE, "--attention", "linear"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_list_imports_neither_torch_nor_timm() -> None:
+    code = (
+        "import sys; from zoo.__main__ import main; main(['list', 'vit_*']); "
+        "sys.exit(bool({'torch', 'timm'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_has_read_enough_is_no_traceback() -> None:
+    command = f"set -o pipefail; {sys.executable} -m zoo list --json | head -n 1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "{\n", "")
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        command = [sys.executable, "-m", "zoo", "list", "--json"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "python -m zoo: [Errno 28] No space left on device\n")
+
+
+def test_a_terminal_that_cannot_show_a_name_is_no_reason_to_fail(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle.rename(tmp_path / "日本")
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(["describe", str(tmp_path / "日本")]) == 0
+    assert b"/\\u65e5\\u672c: vit_tiny" in terminal.buffer.getvalue()
 
 
 @pytest.mark.slow
-def test_it_runs_as_a_module() -> None:
+def test_it_runs_as_a_module_and_as_a_script() -> None:
     done = run("describe", BACKBONE, "--attention", "parameter", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["attentions"]) == 6
     wrong = run("describe", "vit_tiny_patch16_22", "--attention", "parameter")
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
     assert "did you mean 'vit_tiny_patch16_224'" in wrong.stderr
+    script = Path(sys.executable).parent / "attention-zoo"
+    listed = subprocess.run([script, "list", "vit_tiny*"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (listed.returncode, listed.stdout, listed.stderr) == (0, run("list", "vit_tiny*").stdout, "")
