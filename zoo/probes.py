@@ -69,11 +69,9 @@ def _copy(model: nn.Module) -> nn.Module:
     values += [held.value for held in iter_unregistered(model)]
     memo = {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
     try:
-        probe = copy.deepcopy(model, memo).train()
+        return copy.deepcopy(model, memo).train()  # parameters are copied without their gradients
     except Exception as error:
         raise ZooError(f"the audit's probe needs a copy of the model, which cannot be made: {error}") from error
-    probe.zero_grad(set_to_none=True)
-    return probe
 
 
 def _find_hidden(probe: nn.Module) -> list[Tensor]:
