@@ -154,6 +154,15 @@ def test_attribute_already_named_is_not_told_again_by_the_probe() -> None:
     assert checks == ["registered", "registered"]
 
 
+def test_probe_runs_in_train_mode_whatever_mode_the_model_is_in() -> None:
+    class Auxiliary(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) if self.training else x * 1.0
+
+    model = nn.Sequential(nn.Linear(4, 4), Auxiliary(build_leaf)).eval()
+    assert zoo.audit(model, batch=torch.ones(2, 4)).findings == ()
+
+
 @dataclass
 class Output:
     logits: Tensor
