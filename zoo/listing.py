@@ -105,7 +105,7 @@ def format_backbones(backbones: Sequence[Backbone], *, width: int | None = None)
         backbones: What to show.
         width: Characters to a line; None leaves every backbone one line.
     """
-    rows = [("MODEL", "PARAMETERS", "IMAGE", "SWAP", "ATTENTION, OR WHY NOT")]
+    rows = [("MODEL", "PARAMS", "IMAGE", "SWAP", "ATTENTION, OR WHY NOT")]
     rows += [
         (
             backbone.name,

@@ -12,6 +12,7 @@ from zoo.errors import ZooError
 
 _STATUS = "Exit status: 0 done, 2 a mistake in what was asked, 3 the audit found an error."
 _OWN = {"attention", "backbone", "checkpoint_path", "init", "pretrained", "seed"}
+_MOST_IMAGES = 1024
 _LIST = """python -m zoo list 'vit_tiny*'
 python -m zoo list --family swin_transformer --json
 python -m zoo list --refused --class Attention2d"""
@@ -44,24 +45,30 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_epilog("python -m zoo list 'vit_tiny*'\npython -m zoo COMMAND --help"),
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    what = "show which timm models can be swapped, and why the others cannot"
-    _add_list(commands.add_parser("list", help=what, description=_sentence(what), epilog=_epilog(_LIST)))
-    what = "show what each attention stores, and its spread against what the scheme gives"
-    describe = commands.add_parser("describe", help=what, description=_sentence(what), epilog=_epilog(_DESCRIBE))
-    _add_subject(describe)
-    what = "look for every way in which a model will not train as you believe"
-    audit = commands.add_parser("audit", help=what, description=_sentence(what), epilog=_epilog(_AUDIT))
-    _add_subject(audit)
-    audit.add_argument(
-        "--batch",
-        nargs="?",
-        const=2,
-        type=_count,
-        metavar="N",
-        help="also try one forward and backward pass of N random images (2 if not said) on a copy",
-    )
-    what = "write a trained model with another attention, or for stock timm: the same function"
-    _add_convert(commands.add_parser("convert", help=what, description=_sentence(what), epilog=_epilog(_CONVERT)))
+    add = {
+        "list": (_add_list, "show which timm models can be swapped, and why the others cannot", "", _LIST),
+        "describe": (
+            _add_subject,
+            "show what each attention stores, and its spread against what the scheme gives",
+            "A line for each attention; ! marks what to look at, and the last lines say why.",
+            _DESCRIBE,
+        ),
+        "audit": (
+            _add_audit,
+            "look for every way in which a model will not train as you believe",
+            "An error among the findings gives status 3; warnings and notes give 0.",
+            _AUDIT,
+        ),
+        "convert": (
+            _add_convert,
+            "write a trained model with another attention, or for stock timm: the same function",
+            "What the new form cannot hold is said.",
+            _CONVERT,
+        ),
+    }
+    for name, (add_arguments, what, more, examples) in add.items():
+        description = f"{what[0].upper()}{what[1:]}.\n{more}".strip()
+        add_arguments(commands.add_parser(name, help=what, description=description, epilog=_epilog(examples)))
     return parser
 
 
@@ -125,6 +132,18 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
     )
     _add_plugins(parser)
     _add_json(parser)
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    _add_subject(parser)
+    parser.add_argument(
+        "--batch",
+        nargs="?",
+        const=2,
+        type=_count,
+        metavar="N",
+        help="also try one forward and backward pass of N random images (2 if not said) on a copy",
+    )
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
@@ -200,13 +219,9 @@ def _seed(text: str) -> int:
 
 def _count(text: str) -> int:
     count = _read_whole(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"wanted is at least 1 image, got {text}")
+    if not 1 <= count <= _MOST_IMAGES:
+        raise argparse.ArgumentTypeError(f"wanted are 1 to {_MOST_IMAGES} images, got {count}")
     return count
-
-
-def _sentence(what: str) -> str:
-    return f"{what[0].upper()}{what[1:]}."
 
 
 def _epilog(examples: str) -> str:

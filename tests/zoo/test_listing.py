@@ -149,9 +149,9 @@ def test_another_timm_than_the_surveys_is_said(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_table_counts_at_its_end() -> None:
     assert format_backbones([NO, YES]).splitlines() == [
-        "MODEL   PARAMETERS  IMAGE  SWAP  ATTENTION, OR WHY NOT",
-        "conv_b       31.0M      -  no    maxxvit.Attention2d: no",
-        "vit_a         5.7M    224  yes   12 attention.Attention",
+        "MODEL   PARAMS  IMAGE  SWAP  ATTENTION, OR WHY NOT",
+        "conv_b   31.0M      -  no    maxxvit.Attention2d: no",
+        "vit_a     5.7M    224  yes   12 attention.Attention",
         f"2 models: 1 swappable, 1 not; timm {listing.read_survey().timm}",
     ]
     assert format_backbones([]).startswith("0 models: 0 swappable, 0 not;")

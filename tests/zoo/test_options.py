@@ -68,7 +68,8 @@ def test_kwargs_add_up_and_a_key_given_twice_is_named() -> None:
         ([*DESCRIBE, "--model-kwargs"], "argument --model-kwargs: expected at least one argument"),
         ([*DESCRIBE, "--batch"], "unrecognized arguments: --batch"),
         ([*DESCRIBE, "--frob\nnicate"], "unrecognized arguments: --frob nicate"),
-        (["audit", "vit", "--batch", "0"], "argument --batch: wanted is at least 1 image, got 0"),
+        (["audit", "vit", "--batch", "0"], "argument --batch: wanted are 1 to 1024 images, got 0"),
+        (["audit", "vit", "--batch", "99999"], "argument --batch: wanted are 1 to 1024 images, got 99999"),
         (["audit", "vit", "--bat"], "unrecognized arguments: --bat"),
     ],
 )
