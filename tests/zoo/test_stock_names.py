@@ -114,7 +114,7 @@ def test_every_form_of_attention_goes_through_a_file(
 
 FAMILIES = (
     *("levit_128s", "convit_tiny", "crossvit_tiny_240", "volo_d1_224", "swin_tiny_patch4_window7_224", "coat_tiny"),
-    *("vit_small_patch16_18x2_224", "mvitv2_tiny", "xcit_nano_12_p16_224", "maxvit_tiny_rw_224", "pit_ti_224"),
+    *("mvitv2_tiny", "xcit_nano_12_p16_224", "maxvit_tiny_rw_224", "pit_ti_224"),
 )
 
 

@@ -49,6 +49,7 @@ def test_ties_come_back_as_one_tensor_however_they_are_stored(tmp_path: Path, ev
         ('{"c": "nope"}', "'nope' is unknown"),
         ('{"c": "d", "d": "a"}', "'d' is unknown"),
         ('{"b": "a"}', "b and a differ"),
+        ('{"b": "b"}', "'b' is unknown"),  # a name that is tied further cannot be the first
         ("[" * 100_000, "list of tied tensors is damaged"),
     ],
 )
