@@ -54,7 +54,7 @@ def test_init_function_that_looks_for_parameters_never_runs(model) -> None:
 
 def test_init_function_for_linear_layers_leaves_raw_parameters_which_are_named_in_one_finding(model) -> None:
     def init(module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
+        if type(module) is nn.Linear or isinstance(module, nn.Conv2d | nn.LayerNorm):
             nn.init.trunc_normal_(module.weight, std=0.02)
             nn.init.zeros_(module.bias)
         elif hasattr(module, "cls_token"):
