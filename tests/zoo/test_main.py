@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import zoo
-from zoo import listing
+from zoo import listing, registry
 from zoo.__main__ import main
 from zoo.card import ModelCard, Preprocessing
 
@@ -236,6 +236,37 @@ def test_convert_tells_what_it_did(capsys: Capture, bundle: Path, tmp_path: Path
     loaded, card = zoo.load_bundle(tmp_path / "back")
     torch.testing.assert_close(loaded(images), model(images), rtol=1e-5, atol=1e-6)  # other products, same sums
     assert card.class_names == ("ash", "elm", "oak")
+
+
+def test_convert_names_the_classes_of_a_model_of_timms(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    stock = tmp_path / "stock"
+    asked(capsys, ["convert", str(bundle), str(stock), "--attention", "timm"])
+    arguments = ["convert", f"local-dir:{stock}", str(tmp_path / "named"), "--attention", "linear", "--class-names"]
+    assert "class_names: got 2, the model has 3 classes" in refused(capsys, [*arguments, "yes", "no"])
+    asked(capsys, [*arguments, "red", "green", "blue"])
+    assert zoo.load_bundle(tmp_path / "named")[1].class_names == ("red", "green", "blue")
+
+
+def test_a_bundle_of_a_users_own_attention_wants_its_plugin(
+    capsys: Capture, tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [str(tmp_path / "cool"), "--plugins", str(plugin)]
+    with monkeypatch.context() as context:
+        context.setattr(registry, "_ATTENTIONS", dict(registry._ATTENTIONS))
+        zoo.load_plugins(plugin)
+        model = zoo.create_model("vit_tiny_patch16_224", "cool", seed=0, num_classes=3, **TINY)
+        card = ModelCard(
+            backbone="vit_tiny_patch16_224",
+            timm_kwargs=TINY,
+            attention="cool",
+            plugins=zoo.plugin_sources("cool"),
+            class_names=("ash", "elm", "oak"),
+            preprocessing=Preprocessing(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+        )
+        zoo.save_bundle(model, card, tmp_path / "cool")
+    assert "cool_attention.py" in refused(capsys, ["describe", arguments[0]])
+    assert "  lost " in asked(capsys, ["describe", *arguments])
+    assert "0 findings" in asked(capsys, ["audit", *arguments, "--batch"])
 
 
 @pytest.mark.parametrize(
