@@ -40,14 +40,24 @@ class Joined(Tensor):
     _root: "Joined"
 
     @classmethod
-    def of(cls, read: Read, land: Land) -> Tensor:
+    def of(cls, read: Read, land: Land, *, copied: bool) -> Tensor:
         """Return what `read` gives, (out, in) or (out,), with its writes passed to `land` as such a tensor.
 
         A stored Parameter comes back as it is, and so does anything but a plain tensor: what a compiler, an export or
-        a tracer runs the model on, or a tensor that knows its own ways (DTensor).
+        a tracer runs the model on.
+
+        Raises:
+            ZooError: If sharded parts (DTensor) were `copied` into one: of a tensor of that kind a write cannot land.
         """
         tensor = read()
-        if type(tensor) is not Tensor or torch.compiler.is_compiling() or torch._C._get_tracing_state():
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
+            return tensor
+        if copied and type(tensor).__name__ == "DTensor":
+            raise ZooError(
+                "a weight that is joined from sharded parts cannot be written to: draw or load the weights before "
+                "sharding, and read the parts, which named_parameters() lists (to_q, to_k, to_v)"
+            )
+        if type(tensor) is not Tensor:
             return tensor
         joined = tensor.as_subclass(cls)
         joined._read, joined._land, joined._root = read, land, joined

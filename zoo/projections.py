@@ -110,7 +110,7 @@ class Projection(nn.Linear):
     @property
     def weight(self) -> Tensor:
         """All parts as nn.Linear would hold them, (out, in); a write in place lands in the storage."""
-        return Joined.of(lambda: self._join("weight"), lambda whole: self._land("weight", whole))
+        return self._join_for_writes("weight")
 
     @weight.setter
     def weight(self, value: object) -> None:
@@ -119,9 +119,7 @@ class Projection(nn.Linear):
     @property  # type: ignore[override]
     def bias(self) -> Tensor | None:
         """All parts' biases, (out,), or None; a write in place lands in the storage."""
-        if not self.part_tensors("bias"):
-            return None
-        return Joined.of(lambda: self._join("bias"), lambda whole: self._land("bias", whole))
+        return self._join_for_writes("bias") if self.part_tensors("bias") else None
 
     @bias.setter
     def bias(self, value: object) -> None:
@@ -146,8 +144,11 @@ class Projection(nn.Linear):
         # joined as they are stored: a copy that transposes costs up to a quarter of a product of few tokens
         return self.layout.join({part: tensor.t() for part, tensor in tensors.items()}, dim=1).t()
 
-    def _land(self, kind: str, whole: Tensor) -> None:
-        fill_parts(self, self.layout, kind, self.layout.split(whole))
+    def _join_for_writes(self, kind: str) -> Tensor:
+        def land(whole: Tensor) -> None:
+            fill_parts(self, self.layout, kind, self.layout.split(whole))
+
+        return Joined.of(lambda: self._join(kind), land, copied=len(self.layout.parts) > 1)
 
     def _refusal(self, kind: str, value: object) -> ZooError:
         stored = ", ".join(self.stored_key(part, kind) for part in self.layout.parts)
@@ -200,7 +201,14 @@ class SeparateProjection(Projection):
         """Return `to_q.weight` and the like."""
         return f"{stored_name(part)}.{kind}"
 
-    # The layers inside hold the parts and are never called. Who walks a model to treat its layers (timm's init
+    def forward(self, x: Tensor) -> Tensor:
+        """Project (B, N, in) to (B, N, out): in one product, unless a layer inside was given hooks or was replaced."""
+        layers = {part: getattr(self, stored_name(part)) for part in self.layout.parts}
+        if all(type(layer) is nn.Linear and not _hooked(layer) for layer in layers.values()):
+            return super().forward(x)
+        return self.layout.join({part: layer(x) for part, layer in layers.items()}, dim=x.dim() - 1)
+
+    # The layers inside hold the parts of one. Who walks a model to treat its layers (timm's init
     # functions, a quantizer) meets the projection, an nn.Linear itself, and would treat its parts a second time.
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
@@ -239,6 +247,11 @@ class ParameterProjection(Projection):
     def stored_key(self, part: str, kind: str) -> str:
         """Return `to_q`, `to_q_bias` and the like."""
         return stored_name(part) if kind == "weight" else f"{stored_name(part)}_bias"
+
+
+def _hooked(layer: nn.Module) -> bool:
+    """Say whether calling the layer does more than its product (`prune` and `weight_norm` work by hooks)."""
+    return bool(layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks)
 
 
 def part_tensors(module: nn.Module, layout: Layout, kind: str) -> dict[str, Tensor]:
