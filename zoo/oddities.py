@@ -12,7 +12,7 @@ _SLACK = 0.05  # part by which a spread may differ from its scheme's, beyond cha
 _DEVIATIONS = 6  # of the spread of a finite draw: one in a billion
 _LOGITS_SLACK = 0.25  # their spread is of a product of two draws
 _AROUND = 7  # a block and the nearest six: two odd ones side by side do not outweigh the rest
-_FEWEST = 3  # of others, for a median that one of them does not sway
+_FEWEST = 3  # of two unlike blocks, either may be the odd one
 _ODD = 2.5  # times its neighbours' spread: timm's scaling by depth changes by less from block to block
 
 
@@ -67,10 +67,10 @@ def _find_odd(attentions: Sequence[DescribedAttention]) -> dict[str, list[Note]]
     for (_, where, _), row in rows.items():
         for index, (name, std) in enumerate(row):
             start = max(0, min(index - _AROUND // 2, len(row) - _AROUND))
-            around = [other for at, (_, other) in enumerate(row[start : start + _AROUND], start) if at != index]
+            around = row[start : start + _AROUND]
+            usual = median(other for _, other in around)
             if len(around) < _FEWEST:
                 continue
-            usual = median(around)
             if not usual / _ODD <= std <= usual * _ODD:
                 note = Note(name, "doubt", f"std of {where}", std, usual, "the blocks around have")
                 found.setdefault(name, []).append(note)

@@ -88,6 +88,13 @@ def test_without_a_scheme_the_odd_block_is_named_against_its_neighbours(block: i
     )
 
 
+def test_of_three_blocks_the_odd_one_is_named_and_of_two_neither() -> None:
+    for depth, named in ((3, ["blocks.1.attn"]), (2, [])):
+        model = make(depth=depth)
+        scaled("blocks.1.attn.qkv.to_v", 4)(model)
+        assert [note.attention for note in doubts(model)] == named
+
+
 def test_two_odd_blocks_side_by_side_are_both_named() -> None:
     model = make(depth=8)
     for block in (3, 4):
