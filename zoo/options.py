@@ -18,11 +18,11 @@ python -m zoo list --family swin_transformer --json
 python -m zoo list --refused --class Attention2d"""
 _DESCRIBE = """python -m zoo describe vit_tiny_patch16_224 --attention parameter --init torch
 python -m zoo describe vit_tiny_patch16_224 --attention linear --model-kwargs img_size=64 patch_size=8 depth=4
-python -m zoo describe runs/digits/RUN_ID/bundle"""
+python -m zoo describe runs/digits/latest/bundle"""
 _AUDIT = """python -m zoo audit vit_tiny_patch16_224 --attention parameter --init normal
 python -m zoo audit vit_tiny_patch16_224 --attention parameter --batch
-python -m zoo audit runs/digits/RUN_ID/bundle --json"""
-_CONVERT = """python -m zoo convert runs/digits/RUN_ID/bundle for_timm --attention timm
+python -m zoo audit runs/digits/latest/bundle --json"""
+_CONVERT = """python -m zoo convert runs/digits/latest/bundle for_timm --attention timm
 python -m zoo convert for_timm digits_parameter --attention parameter"""
 
 
