@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor, nn
 
@@ -57,14 +58,24 @@ def qualified_name(module: nn.Module) -> str:
 
 def find_row(attention: nn.Module) -> AttentionRow | None:
     """Return the row of the module's class, or of the nearest class it derives from; None if there is none."""
-    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(attention).__mro__)
-    return next((ROWS[name] for name in names if name in ROWS), None)
+    return next((ROWS[name] for name in _all_names(attention) if name in ROWS), None)
 
 
 def find_places(attention: nn.Module, name: str = "") -> tuple[Place, ...]:
-    """Return the projections that an attention module holds, in its row's order; its own `name` leads theirs."""
+    """Return the projections that an attention module holds, in its row's order; its own `name` leads theirs.
+
+    Raises:
+        SwapError: If no child that the row gives for a part is there, not even empty: the class is not what it was.
+    """
     row = find_row(attention)
     assert row is not None, f"{qualified_name(attention)} has no row"
+    for part, children in row.children.items():
+        if not any(_has(attention, child) for child in children):
+            where = f"{name}: " if name else ""
+            raise SwapError(
+                f"{where}{type(attention).__name__} has no {' or '.join(children)} for {part}, as its row in "
+                "zoo.timm_map says; this timm may have changed the class"
+            )
     return tuple(
         Place(attention, f"{name}.{slot.child}".lstrip("."), slot) for slot in row.slots if _is_present(attention, slot)
     )
@@ -108,23 +119,49 @@ def iter_unmapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def looks_like_attention(module: nn.Module) -> bool:
     """Say whether a class is, or claims by its name or a base's to be, attention in a block."""
-    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(module).__mro__]
+    names = _all_names(module)
     if any(name in NOT_IN_A_BLOCK for name in names):
         return False
-    claims = (word in name.rpartition(".")[2].lower() for name in names for word in ATTENTION_WORDS)
-    return any(name in REFUSED for name in names) or any(claims)
+    return any(name in REFUSED for name in names) or _claim_attention(names)
 
 
 def why_not(attention: nn.Module) -> str:
     """Return why an attention without a row cannot be swapped."""
-    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(attention).__mro__)
-    return next((REFUSED[name] for name in names if name in REFUSED), "no row in zoo.timm_map")
+    names = (name for name in _all_names(attention) if name in REFUSED)
+    return next((REFUSED[name] for name in names), "no row in zoo.timm_map")
 
 
 def _is_mapped(module: nn.Module) -> bool:
     """Say whether a module's own class has a row, or derives from ours: one of timm's may be derived in other ways."""
-    ours = (f"{cls.__module__}.{cls.__qualname__}" == _OURS for cls in type(module).__mro__)
-    return qualified_name(module) in ROWS or any(ours)
+    return qualified_name(module) in ROWS or _OURS in _all_names(module)
+
+
+def _all_names(module: nn.Module) -> tuple[str, ...]:
+    """Return the full names of a module's class and of all its bases, the nearest first."""
+    return _names_of(type(module))  # type: ignore[arg-type]  # mypy takes a class for unhashable
+
+
+@lru_cache(maxsize=4096)
+def _names_of(cls: type) -> tuple[str, ...]:
+    return tuple(f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
+
+
+@lru_cache(maxsize=4096)
+def _claim_attention(names: tuple[str, ...]) -> bool:
+    last = [name.rpartition(".")[2].lower() for name in names]
+    return any(word in name for name in last for word in ATTENTION_WORDS)
+
+
+def _has(attention: nn.Module, child: str) -> bool:
+    """Say whether a child is there or None; below a child that is None nothing is missed."""
+    module: object = attention
+    for leaf in child.split("."):
+        if module is None or isinstance(module, nn.Identity):
+            return True
+        if not hasattr(module, leaf):
+            return False
+        module = getattr(module, leaf)
+    return True
 
 
 def _is_present(attention: nn.Module, slot: Slot) -> bool:

@@ -5,6 +5,7 @@ class without a row is refused: that its children look right does not make a swa
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class AttentionRow:
 
     slots: tuple[Slot, ...]
     biases: tuple[tuple[str, str], ...] = ()  # (part, attribute of the attention module)
+
+    @cached_property
+    def children(self) -> dict[str, tuple[str, ...]]:
+        """The children that may hold each part."""
+        parts = {part for slot in self.slots for part in slot.parts}
+        return {part: tuple(slot.child for slot in self.slots if part in slot.parts) for part in sorted(parts)}
 
 
 def _row(*slots: Slot, biases: tuple[tuple[str, str], ...] = ()) -> AttentionRow:
@@ -144,8 +151,8 @@ REFUSED: dict[str, str] = {"timm.models.mvitv2.MultiScaleAttentionPoolFirst": _B
     _CONV,
 )
 
-# Attention by name alone: gates over channels or positions, convolutions called so, and heads that pool tokens. They
-# belong to no block's token attention, so a swap leaves them as they are.
+# Attention by name or by a softmax alone: gates over channels or positions, convolutions called so, state spaces, and
+# heads that pool tokens. They belong to no block's token attention, so a swap leaves them as they are.
 NOT_IN_A_BLOCK = frozenset(
     {
         "timm.layers.attention_pool.AttentionPoolLatent",
@@ -160,10 +167,14 @@ NOT_IN_A_BLOCK = frozenset(
         "timm.layers.coord_attn.EfficientLocalAttn",
         "timm.layers.coord_attn.SimpleCoordAttn",
         "timm.layers.coord_attn.StripAttn",
+        "timm.layers.global_context.GlobalContext",
         "timm.layers.non_local_attn.BatNonLocalAttn",
         "timm.layers.non_local_attn.BilinearAttnTransform",
+        "timm.layers.other_pool.SimPool1d",
+        "timm.layers.other_pool.SimPool2d",
         "timm.layers.selective_kernel.SelectiveKernelAttn",
         "timm.layers.split_attn.SplitAttn",
+        "timm.models.efficientvim.HSMSSD",
         "timm.models.nextvit.ConvAttention",
     }
 )

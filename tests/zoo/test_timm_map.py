@@ -1,8 +1,15 @@
+import ast
 import importlib
-from collections.abc import Callable
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
 import timm
+import timm.layers
+import timm.models
 import torch
 from timm.layers import AttentionPoolLatent
 from torch import nn
@@ -92,3 +99,77 @@ def test_children_of_a_mapped_attention_are_not_unmapped_attention() -> None:
     attention.add_module("inner_attention", nn.MultiheadAttention(16, 2))
     assert list(iter_unmapped(nn.Sequential(attention))) == []
     assert [name for name, _ in iter_unmapped(nn.Sequential(nn.MultiheadAttention(16, 2)))] == ["0"]
+
+
+# timm keeps these for old imports: each warns that its classes are elsewhere
+_MOVED = {
+    f"timm.models.{name}" for name in ("factory", "features", "fx_features", "helpers", "hub", "layers", "registry")
+}
+_PRODUCTS = {"matmul", "einsum", "bmm"}
+
+
+def classes_in(module: ModuleType) -> Iterator[tuple[str, ast.ClassDef]]:
+    """Yield name and source of every nn.Module class that a module defines."""
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef) and issubclass(getattr(module, node.name, object), nn.Module):
+            yield f"{module.__name__}.{node.name}", node
+
+
+def mixes_tokens(source: ast.AST) -> bool:
+    """Say whether a class's source attends: by scaled_dot_product_attention, or by a softmax and a product."""
+    nodes = list(ast.walk(source))
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    has_product = bool(names & _PRODUCTS) or any(isinstance(node, ast.MatMult) for node in nodes)
+    has_softmax = any("softmax" in name.lower() for name in names)
+    return "scaled_dot_product_attention" in names or (has_softmax and has_product)
+
+
+@pytest.mark.slow
+def test_every_class_that_attends_stands_in_a_table_whatever_its_name() -> None:
+    modules = [
+        importlib.import_module(info.name)
+        for package in (timm.layers, timm.models)
+        for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+        if info.name not in _MOVED
+    ]
+    sources = {name: source for module in modules for name, source in classes_in(module)}
+    attending = {name for name, source in sources.items() if mixes_tokens(source)}
+    assert len(sources) > 700
+    assert len(attending) > 60
+    assert sorted(attending - ROWS.keys() - REFUSED.keys() - NOT_IN_A_BLOCK) == []
+
+
+class Sieve(nn.Module):
+    """A class of an unsuspicious name."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.to_all(x).chunk(3, dim=-1)
+        return (q @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+
+
+class Gate(nn.Module):
+    """A softmax over channels: no scaled_dot_product_attention, no q @ k."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.fc(x).softmax(dim=1)  # scaled_dot_product_attention
+
+
+def test_attention_of_an_unsuspicious_name_is_noticed() -> None:
+    sources = dict(classes_in(sys.modules[__name__]))
+    assert not looks_like_attention(Sieve())
+    assert {name.rpartition(".")[2]: mixes_tokens(source) for name, source in sources.items()} == {
+        "Sieve": True,
+        "Gate": False,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_a_row_names_each_part_of_attention_once(name: str) -> None:
+    row = ROWS[name]
+    known = {"q", "k", "v", "out", "mlp"}
+    assert row.children.keys() <= known
+    for slot in row.slots:
+        assert len(set(slot.parts)) == len(slot.parts)
+        assert len(slot.widths) in (0, 1, len(slot.parts))
+    assert {part for part, _ in row.biases} <= known
