@@ -79,7 +79,7 @@ def _find_odd(attentions: Sequence[DescribedAttention]) -> dict[str, list[Note]]
 
 def _check_logits(attention: DescribedAttention, *, is_extreme: bool) -> Iterator[Note]:
     got, wanted = attention.logit_std, attention.expected_logit_std
-    if got is None or attention.normalised:
+    if got is None:
         return
     if is_extreme:
         what = "attends to one token" if got > EXPECTED_LOGIT_STD else "attends to all tokens alike"

@@ -61,6 +61,19 @@ def test_blocks_that_store_otherwise_are_told_apart() -> None:
     assert any(line.split() == ["qkv.to_q", "64", "x", "64", "q", "frozen"] for line in lines)
 
 
+def test_tied_blocks_are_told_apart_from_alike_ones() -> None:
+    lines = told(None, depth=4, plant=lambda model: zoo.tie(model, "blocks.0-1.attn.qkv.to_q"))
+    assert [line for line in lines if line.endswith("stores")] == [
+        "blocks.0-1.attn: attention.Attention stores",
+        "blocks.2-3.attn: attention.Attention stores",
+    ]
+    assert any(line.split()[-2:] == ["trainable,", "tied"] for line in lines)
+    assert lines[-2:] == [
+        "  blocks.0.attn: qkv.to_q is one tensor with blocks.1.attn.qkv.to_q",
+        "  blocks.1.attn: qkv.to_q is one tensor with blocks.0.attn.qkv.to_q",
+    ]
+
+
 def test_what_no_part_is_and_what_cannot_be_measured_is_a_dash() -> None:
     model = zoo.create_model("xcit_nano_12_p8_224", "linear", seed=0)  # attends over channels
     lines = str(zoo.describe(model)).splitlines()
