@@ -11,7 +11,7 @@ from zoo.aliasing import check_ties
 from zoo.checks import check_contiguous, check_finite, check_materialized, check_optimizer, check_requires_grad
 from zoo.errors import AuditError
 from zoo.findings import Finding as Finding
-from zoo.findings import Severity
+from zoo.findings import Severity, tell_findings
 from zoo.probes import Batch, check_probe
 from zoo.progress import (
     check_broken_ties,
@@ -30,7 +30,7 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What the audit found, errors first.
+    """What the audit found, errors first; as text, many findings of one kind are one line.
 
     Attributes:
         findings: Errors, then warnings, then notes, each in the order of the checks.
@@ -66,7 +66,7 @@ class AuditReport:
             AuditError: Lists all errors; warnings and notes are left to the reader of the report.
         """
         if self.errors:
-            raise AuditError("\n  ".join([self.verdict(), *map(str, self.errors)]))
+            raise AuditError("\n  ".join([self.verdict(), *tell_findings(self.errors)]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON values."""
@@ -77,7 +77,7 @@ class AuditReport:
         }
 
     def __str__(self) -> str:
-        return "\n  ".join([self.verdict(), *map(str, self.findings)])
+        return "\n  ".join([self.verdict(), *tell_findings(self.findings)])
 
 
 def audit(
