@@ -1,7 +1,6 @@
 """Which parameters are one: tied names, parameters over one memory, and equal copies that look tied and are not."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +44,15 @@ def _has_memory(tensor: Tensor) -> bool:
 
 def _find_overlaps(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
     """Yield pairs of names, in the model's order, of different tensors that have elements in common."""
-    spans = sorted((str(tensor.device), *_span(tensor), place) for place, tensor in enumerate(tensors.values()))
+    # one address space holds the host's memory and CUDA's, so that a tensor's device need not be asked
+    spans = sorted((*_span(tensor), place) for place, tensor in enumerate(tensors.values()))
     names = list(tensors)
-    furthest = ("", 0, 0, 0)  # the span seen so far that ends last
-    for span in spans:
-        (device, start, end, place), (other_device, other_start, other_end, other_place) = span, furthest
-        if device != other_device or end > other_end:
-            furthest = span
-        if device == other_device and start < other_end:
+    furthest = (0, 0, 0)  # the span seen so far that ends last
+    for start, end, place in spans:
+        other_start, other_end, other_place = furthest
+        if end > other_end:
+            furthest = (start, end, place)
+        if start < other_end:
             one, other = names[min(place, other_place)], names[max(place, other_place)]
             # views that interleave may lie within each other and have nothing in common
             if start == other_start or (_is_dense(tensors[one]) and _is_dense(tensors[other])):
@@ -71,16 +71,22 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _find_copies(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of names of tensors that are equal without being constant, as zeros and ones are by design."""
+    """Yield the names of each first and its equal, but for constant tensors, as zeros and ones are by design."""
     alike: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in tensors.items():
         start = tuple(readable_values(tensor).flatten()[:8].tolist())  # so that few are compared in full
-        alike.setdefault((tensor.shape, tensor.dtype, tensor.device, start), []).append(name)
+        alike.setdefault((tensor.dtype, tensor.device, start), []).append(name)
     for names in alike.values():
-        for name, other in pairwise(names):
+        firsts: list[tuple[str, Tensor]] = []
+        for name in names if len(names) > 1 else ():
             tensor = readable_values(tensors[name])
-            if torch.equal(tensor, readable_values(tensors[other])) and not bool((tensor == tensor.flatten()[0]).all()):
-                yield name, other
+            if bool((tensor == tensor.flatten()[0]).all()):
+                continue
+            found = next((first for first, other in firsts if torch.equal(tensor, other)), None)
+            if found is None:
+                firsts.append((name, tensor))
+            else:
+                yield found, name
 
 
 def _gather(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, int]]:
