@@ -16,7 +16,7 @@ from zoo.graph import iter_leaves
 
 LOST = "not moved, trained, saved or synchronised"
 # nn.Module's own attributes: registries, hooks, flags
-_INTERNALS = frozenset(vars(nn.Module())) | {"_c", "_concrete_type", "_initializing"}  # and a ScriptModule's
+_INTERNALS = frozenset(vars(nn.Module()))
 _NOT_ENTERED = (Optimizer, Dataset, ModuleType, type, str, bytes, bool, int, float, type(None))
 
 
@@ -68,7 +68,7 @@ def _judge_tensor(name: str, tensor: Tensor) -> Finding | None:
 def _judge_computed(name: str, tensor: Tensor, known: set[int]) -> Finding | None:
     """Judge a tensor with a graph: one computed from the model, as weight_norm's weight is, is no fault."""
     leaves = list(iter_leaves([tensor]))
-    if not leaves or any(id(leaf) in known for leaf in leaves):
+    if any(id(leaf) in known for leaf in leaves):
         return None
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
     message = (

@@ -1,7 +1,7 @@
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,7 +74,8 @@ def holding(value: Any) -> nn.Module:
 def test_tensor_that_requires_a_gradient_is_found_wherever_it_is_kept(place, kind) -> None:
     tensor = nn.Parameter(torch.ones(2, 2)) if kind is nn.Parameter else torch.ones(2, 2, requires_grad=True)
     (found,) = errors(holding(PLACES[place](tensor)))
-    assert found.startswith(f"error: registered: {place}: is a")
+    what = "an nn.Parameter in a plain container" if kind is nn.Parameter else "a plain tensor"
+    assert found.startswith(f"error: registered: {place}: is {what} of shape (2, 2)")
     assert "neither parameter nor buffer of the model" in found
     assert "make it an nn.Parameter (many: nn.ParameterList)" in found
 
@@ -97,11 +98,30 @@ def test_objects_of_objects_lead_out_of_the_model() -> None:
     assert errors(holding(Holder(Holder(nn.Linear(2, 2))))) == []
 
 
+class Owner:
+    weight = nn.Parameter(torch.ones(1))
+
+
+class Pictures(torch.utils.data.Dataset[Any]):
+    transform = None
+
+    def __init__(self) -> None:
+        self.transform = nn.Linear(2, 2)
+
+
+def code_with_a_parameter() -> ModuleType:
+    code = ModuleType("code")
+    code.weight = Owner.weight
+    return code
+
+
 @pytest.mark.parametrize(
-    "value", [torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), torch.nn.functional, nn.Linear]
+    "make",
+    [lambda: torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), Pictures, code_with_a_parameter, lambda: Owner],
+    ids=["optimizer", "dataset", "code", "class"],
 )
-def test_optimizers_modules_of_code_and_classes_are_not_searched(value) -> None:
-    assert errors(holding(value)) == []
+def test_what_belongs_to_no_model_is_not_searched(make) -> None:
+    assert errors(holding(make())) == []
 
 
 def test_tensor_of_a_class_is_found_once_for_all_its_modules() -> None:
@@ -134,6 +154,44 @@ def test_activation_that_a_module_keeps_is_computed_from_its_parameters() -> Non
     model = nn.Linear(2, 2)
     model.held = model(torch.ones(1, 2))
     assert errors(model) == []
+
+
+def test_activation_of_an_input_that_requires_a_gradient_is_computed_from_the_model_too() -> None:
+    model = nn.Linear(2, 2)
+    model.held = model(torch.ones(1, 2, requires_grad=True))
+    assert errors(model) == []
+
+
+def test_what_is_registered_is_not_yielded_wherever_it_is_kept_too() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    model.held = [model[0], model[0].weight, model[0].running_mean]
+    assert list(iter_unregistered(model)) == []
+
+
+def test_hidden_module_over_tensors_of_the_model_is_no_fault() -> None:
+    model, hidden = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    hidden.weight, hidden.bias = model.weight, model.bias
+    hidden.running_mean, hidden.running_var = model.running_mean, model.running_var
+    hidden.num_batches_tracked = model.num_batches_tracked
+    model.held = [hidden]
+    assert errors(model) == []
+
+
+def test_hidden_module_with_buffers_alone_is_a_warning() -> None:
+    (found,) = errors(holding([nn.BatchNorm1d(2, affine=False)]))
+    assert found.startswith("warning: registered: held[0]: is a BatchNorm1d in a plain container, with 3 tensors")
+
+
+def test_hidden_module_that_is_frozen_in_part_is_an_error() -> None:
+    hidden = nn.Linear(2, 2)
+    hidden.bias.requires_grad_(False)
+    (found,) = errors(holding([hidden]))
+    assert found.startswith("error: registered: held[0]: is a Linear")
+
+
+def test_complex_tensor_is_named_as_a_float_one() -> None:
+    (found,) = errors(holding(torch.ones(2, dtype=torch.complex64)))
+    assert found.startswith("error: registered: held: is a plain tensor of shape (2,)")
 
 
 def test_hidden_module_that_is_frozen_is_a_warning() -> None:
