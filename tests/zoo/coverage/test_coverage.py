@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 import zoo
 from zoo.projections import Projection
@@ -132,3 +135,69 @@ def test_every_class_that_has_a_row_is_among_the_forms(build_form: BuildForm, al
     seen = {type(module) for form in all_forms for _, module in iter_attentions(build_form(form))}
     names = {f"{cls.__module__}.{cls.__qualname__}" for cls in seen}
     assert ROWS.keys() - names == {"zoo.attention.Attention"}
+
+
+class _Masks(TorchFunctionMode):
+    """Note what each call of scaled_dot_product_attention is told beside q, k and v."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            mask = kwargs.get("attn_mask")
+            shuts = mask is not None and bool((mask == 0 if mask.dtype == torch.bool else mask < -1000).any())
+            word = "all" if mask is None else "mask" if shuts else "bias"
+            self.seen.append("causal" if kwargs.get("is_causal") else word)
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ("vit", {"all"}),
+        ("vit_mask", {"mask"}),
+        ("vit_causal", {"causal"}),
+        ("vit_unfused", set()),
+        ("naflex", {"mask"}),
+        ("rope_mask", {"mask"}),
+        ("eva_mask", {"mask"}),
+        ("eva_causal_unfused", set()),
+        ("diff", {"all"}),
+        ("diff_unfused", set()),
+        ("beit", {"bias"}),
+        ("beit_shared", {"bias"}),
+        ("relpos", {"bias"}),
+        ("relpos_shared", set()),
+        ("sam", {"bias"}),
+        ("swin", set()),
+        ("swin_wide_fused", {"bias"}),  # the shifted windows' mask is part of it
+        ("tiny_vit", {"bias"}),
+    ],
+)
+def test_forms_attend_as_their_names_say(
+    build_form: BuildForm, run_form: Callable[..., Tensor], form: str, wanted: set[str]
+) -> None:
+    with torch.no_grad(), _Masks() as masks:
+        run_form(build_form(form), form)
+    assert set(masks.seen) == wanted
+
+
+def test_forms_have_the_parts_that_their_names_say(build_form: BuildForm) -> None:
+    limits = [limit for name, limit in build_form("gemma4").named_buffers() if name.endswith(("_min", "_max"))]
+    assert limits
+    assert all(limit.isfinite() for limit in limits)
+    shifts = {block.shift_size for stage in build_form("swin").layers for block in stage.blocks}
+    assert shifts == {(0, 0), (2, 2)}
+    grouped = [attention.num_kv_groups for _, attention in iter_attentions(build_form("rope_unfused"))]
+    assert grouped == [1, 2]
+    poolings = {attention.q_pool is None for _, attention in iter_attentions(build_form("sam2"))}
+    assert poolings == {True, False}
+    by_global = {attention.use_global for _, attention in iter_attentions(build_form("gcvit"))}
+    assert by_global == {True, False}
+    masked = {attention.use_mask_unit_attn for _, attention in iter_attentions(build_form("hiera"))}
+    assert masked == {True, False}
+    order = [next(iter_attentions(build_form(form)))[1].head_first for form in ("maxvit", "maxvit_tf")]
+    assert order == [True, False]
