@@ -18,6 +18,12 @@ ROOT = Path(__file__).parent.parent
 torch.set_num_threads(1)  # the tensors of most tests are small: more threads only wait for one another
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `gpu` where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What one rank's function returned, or the error it raised."""

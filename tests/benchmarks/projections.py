@@ -1,4 +1,4 @@
-"""Time each variant's attention against timm's own module: `python tests/benchmarks/projections.py [--quick]`.
+"""Time each variant's attention against timm's own module: `python tests/benchmarks/projections.py [--compiled]`.
 
 All forms take turns in one run, so that a change of the machine's load meets them alike; the figure is the median of
 the ratios of neighbours, in CPU time. One thread, float32, batch 8.
@@ -22,25 +22,32 @@ def main() -> None:
     """Print a row for each width and number of tokens."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few rounds: about a minute")
-    rounds = 15 if parser.parse_args().quick else 80
+    parser.add_argument("--compiled", action="store_true", help="all forms through torch.compile")
+    given = parser.parse_args()
+    rounds = 15 if given.quick else 80
     torch.set_num_threads(1)
     variants = ("timm again", *zoo.list_attentions())  # the first shows the noise
-    print("ratio of time to timm's own attention, training (forward and backward) / inference")
+    how = "compiled" if given.compiled else "eager"
+    print(f"{how}: ratio of time to timm's own attention, training (forward and backward) / inference")
     print(" ".join([f"{'dim':>5} {'tokens':>6}", *(f"{name:>15}" for name in variants)]))
     for dim in (192, 384, 768):
         for num_tokens in (65, 197):
-            ratios = compare(dim, num_tokens, rounds)
+            ratios = compare(dim, num_tokens, rounds, compiled=given.compiled)
             cells = (f"{ratios[name][0]:.3f} / {ratios[name][1]:.3f}" for name in variants)
             print(" ".join([f"{dim:>5} {num_tokens:>6}", *(f"{cell:>15}" for cell in cells)]), flush=True)
 
 
-def compare(dim: int, num_tokens: int, rounds: int) -> dict[str, tuple[float, float]]:
+def compare(dim: int, num_tokens: int, rounds: int, *, compiled: bool) -> dict[str, tuple[float, float]]:
     """Return each form's ratio of time to timm's, (training, inference), the median over `rounds`."""
     stock = nn.Sequential(Attention(dim, dim // HEAD_DIM, qkv_bias=True))
     forms = {"timm": stock, "timm again": build_same(stock)}
     for variant in zoo.list_attentions():
         forms[variant] = build_same(stock)
         zoo.swap_attention(forms[variant], variant)
+    if compiled:
+        torch.compiler.reset()
+        for form in forms.values():
+            form.compile(fullgraph=True, dynamic=False)
     x = torch.randn(BATCH, num_tokens, dim)
     training, inference = (interleave(step, forms, x, rounds) for step in (train, infer))
     return {name: (training[name], inference[name]) for name in forms}

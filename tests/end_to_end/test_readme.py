@@ -24,6 +24,12 @@ COMMANDS = [
     for language, text in [block for block in BLOCKS if block[0] == "sh"][2:]
     for line in text.splitlines()
 ]
+# a Python block whose first line is a file's name is that file; the others are one program
+FILES = {
+    text.partition("\n")[0].removeprefix("# "): text
+    for language, text in BLOCKS
+    if language == "python" and re.match(r"# \w+\.py\n", text)
+}
 SERVERS = {"python -m serve": "/ready", "mlflow ui": "/health", "mlflow models serve": "/ping"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")]
@@ -42,6 +48,8 @@ def desk(main_job: Any) -> Path:
         folder = main_job.folder / "my_images" / name
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (12, 10), (90 * (index % 2) + index, 120, 40)).save(folder / f"{index}.jpg")
+    for name, text in FILES.items():
+        (main_job.folder / name).write_text(text, encoding="utf-8")
     return Path(main_job.folder)
 
 
@@ -93,13 +101,17 @@ def test_every_command_is_of_a_kind_that_is_tested() -> None:
 
 
 def test_the_python_blocks_run_one_after_the_other(desk: Path, shell: dict[str, str]) -> None:
-    program = "\n".join(text for language, text in BLOCKS if language == "python")
+    program = "\n".join(text for language, text in BLOCKS if language == "python" and text not in FILES.values())
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=desk, env=shell, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "attention modules -> parameter" in done.stdout
     assert "0 findings" in done.stdout
+
+
+def test_the_readmes_own_attention_is_twenty_lines() -> None:
+    assert len(FILES["my_attention.py"].splitlines()) <= 20
 
 
 def test_the_config_beside_the_readme_gives_two_ranks() -> None:

@@ -50,6 +50,14 @@ def test_at_identity_the_model_stays_the_same_function(build_stock: BuildStock, 
     assert ours.get_parameter("blocks.1.attn.temperature").grad is not None
 
 
+def test_the_module_that_it_stands_for_keeps_no_weights(build_stock: BuildStock) -> None:
+    model = build_stock()
+    zoo.swap_attention(model, "temperature")
+    origin = vars(model.get_submodule("blocks.0.attn"))["_origin"].module
+    assert type(origin) is TimmAttention
+    assert list(origin.parameters()) == []
+
+
 def test_rates_of_dropout_and_the_mode_are_carried_over(build_stock: BuildStock) -> None:
     model = build_stock(attn_drop_rate=0.3, proj_drop_rate=0.2).train()
     model.get_submodule("blocks.0.attn").eval()
