@@ -42,6 +42,16 @@ def test_the_odd_block_is_marked_in_the_table_and_named_below() -> None:
     assert lines[-2:] == notes
 
 
+def test_doubts_are_told_before_remarks() -> None:
+    def plant(model: nn.Module) -> None:
+        zoo.freeze(model, "blocks.0.attn.qkv.to_q")
+        model.get_parameter("blocks.3.attn.qkv.to_k").data.mul_(2)
+
+    first, last = told("torch", depth=4, plant=plant)[-2:]
+    assert first.startswith("! blocks.3.attn: ")
+    assert last == "  blocks.0.attn: qkv.to_q is frozen"
+
+
 def test_a_doubt_of_all_blocks_is_told_once_with_its_range() -> None:
     lines = told("normal", depth=4)
     *rows, note = marked(lines)
