@@ -14,11 +14,17 @@ from torch import Tensor, nn
 from zoo.errors import ZooError
 from zoo.findings import Finding
 from zoo.graph import iter_leaves
-from zoo.snapshots import hash_bytes
+from zoo.snapshots import equal_bytes
 from zoo.unregistered import LOST, iter_unregistered
 from zoo.witness import Witness, share_memory
 
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+_REACHES_BACK = (
+    "is read by the copy's forward, which was to read its own: a function that a module keeps is bound to the model "
+    "(a closure over a module or its forward), so nothing was tried; make it a method, of a subclass or by "
+    "types.MethodType"
+)
 
 
 def check_probe(model: nn.Module, batch: Batch) -> list[Finding]:
@@ -37,13 +43,17 @@ def check_probe(model: nn.Module, batch: Batch) -> list[Finding]:
     with _kept_random_streams([*model.parameters(), *model.buffers(), *_tensors(batch)]), torch.enable_grad():
         probe, given = _copy(model), _clone(batch)
         before = dict(probe.named_parameters(remove_duplicate=False))
-        hashes = {name: _hash(parameter) for name, parameter in before.items()}
         hidden = _find_hidden(probe)
         witness = Witness(probe, [*before.values(), *probe.buffers(), *_tensors(given)])
         outputs, gradients = _run(probe, given, witness)
+    originals = dict(model.named_parameters(remove_duplicate=False))
+    back = set(map(id, originals.values())) & {id(leaf) for leaf in iter_leaves(outputs)}
+    if back:
+        names = [name for name, parameter in originals.items() if id(parameter) in back]
+        return [Finding("probe", "warning", names[0], _REACHES_BACK)]
     after = dict(probe.named_parameters(remove_duplicate=False))
     findings = [
-        *_check_forward(before, after, hashes),
+        *_check_forward(originals, before, after),
         *_check_hidden([*before.values(), *after.values(), *_tensors(given)], hidden, witness, outputs),
     ]
     if not gradients:
@@ -124,8 +134,9 @@ def _call(probe: nn.Module, given: Batch) -> Any:
 
 
 def _check_forward(
-    before: Mapping[str, Tensor], after: Mapping[str, Tensor], hashes: Mapping[str, str]
+    originals: Mapping[str, Tensor], before: Mapping[str, Tensor], after: Mapping[str, Tensor]
 ) -> Iterator[Finding]:
+    """Find what forward did to the copy's parameters, whose values were those of the model's, the originals."""
     for name in dict.fromkeys([*before, *after]):
         if name not in after:
             message = "is removed by forward, so that the optimizer steps what is no parameter any more; keep it"
@@ -134,7 +145,7 @@ def _check_forward(
             missed = "the optimizer steps the old one" if name in before else "no optimizer made before knows it"
             message = f"is created anew in forward: {missed}; create it in __init__"
             yield Finding("probe", "error", name, message)
-        elif _hash(after[name]) != hashes[name]:
+        elif not (after[name].is_meta or equal_bytes(after[name], originals[name])):
             message = (
                 "is written to in forward: what the optimizer does to it is lost; write in place under torch.no_grad "
                 "once, before training"
@@ -171,10 +182,6 @@ def _check_hidden(
                 f"a closure, a global or an object): {LOST}; register_buffer it, or make it an nn.Parameter"
             )
             yield Finding("probe", "warning", place, message)
-
-
-def _hash(tensor: Tensor) -> str:
-    return "" if tensor.is_meta else hash_bytes(tensor)
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:

@@ -209,15 +209,22 @@ def _version(tensor: Tensor) -> int:
 
 def host_bytes(tensor: Tensor) -> memoryview:
     """Return a tensor's bytes in the host's memory, row by row: equal NaNs agree there, +0 and -0 do not."""
-    host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return host.reshape(-1).view(torch.uint8).numpy().data
+    return _view_bytes(tensor).cpu().numpy().data
 
 
 def hash_bytes(tensor: Tensor) -> str:
     """Hash a tensor's bytes; of a sparse one, those of the values that it holds."""
-    if tensor.layout is not torch.strided:
-        tensor = readable_values(tensor)
     return hashlib.blake2b(host_bytes(tensor), digest_size=16).hexdigest()
+
+
+def equal_bytes(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors of one device have equal bytes; of sparse ones, whether their values have."""
+    return torch.equal(_view_bytes(one), _view_bytes(other))
+
+
+def _view_bytes(tensor: Tensor) -> Tensor:
+    values = tensor.detach() if tensor.layout is torch.strided else readable_values(tensor)
+    return values.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def first_names(parameters: Mapping[str, Tensor]) -> dict[int, str]:

@@ -1,4 +1,3 @@
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,12 +8,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from zoo.errors import ZooError
-from zoo.snapshots import hash_bytes
 
 OUTSIDE = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 OUTSIDE_PARAMETER = nn.Parameter(OUTSIDE.clone())
 SCALAR = torch.tensor(2.0)
+TURNED = torch.ones(4, dtype=torch.complex64)
+ORDER = torch.arange(4).flip(0)
 
 
 class Layer(nn.Module):
@@ -53,6 +52,12 @@ def test_parameter_built_in_forward_is_placed(then) -> None:
     assert found.endswith("create it once, as an nn.Parameter in __init__")
 
 
+def test_parameter_built_in_the_forward_of_the_model_itself_is_told_of_the_whole() -> None:
+    torch.manual_seed(0)
+    (found,) = zoo.audit(Layer(build_parameter), batch=torch.ones(2, 4)).findings
+    assert (found.tensor, found.message.split(" of shape")[0]) == ("", "its forward builds a tensor")
+
+
 def test_parameter_created_under_another_name_is_named_with_the_one_it_displaced() -> None:
     def rename(layer: Layer, x: Tensor) -> Tensor:
         layer.gain = nn.Parameter(torch.ones(4))
@@ -60,6 +65,22 @@ def test_parameter_created_under_another_name_is_named_with_the_one_it_displaced
 
     (found,) = probe(rename)
     assert found.startswith("error: probe: 1.gain: is created anew in forward: no optimizer made before knows it")
+
+
+def test_second_name_of_a_tie_that_forward_creates_anew_is_named() -> None:
+    class Untied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.second.weight = nn.Parameter(self.first.weight.detach().clone())
+            return self.second(self.first(x))
+
+    (found,) = zoo.audit(Untied(), batch=torch.ones(2, 4)).errors
+    assert (found.check, found.tensor) == ("probe", "second.weight")
+    assert found.message.startswith("is created anew in forward: the optimizer steps the old one")
 
 
 def write_data(layer: Layer, x: Tensor) -> Tensor:
@@ -103,6 +124,15 @@ def test_plain_tensor_kept_outside_of_the_model_is_a_warning() -> None:
         "warning: probe: 1: its forward uses a plain tensor of shape (4, 4) that the model does not"
     )
     assert found.endswith("register_buffer it, or make it an nn.Parameter")
+
+
+def test_complex_tensor_kept_outside_of_the_model_is_a_warning() -> None:
+    (found,) = probe(lambda _, x: (x * TURNED).real)
+    assert found.startswith("warning: probe: 1: its forward uses a plain tensor of shape (4,)")
+
+
+def test_table_of_indices_kept_outside_of_the_model_is_no_fault() -> None:
+    assert probe(lambda _, x: x[:, ORDER]) == []
 
 
 def test_tensor_in_a_hook_is_seen_though_no_attribute_holds_it() -> None:
@@ -154,6 +184,41 @@ def test_attribute_already_named_is_not_told_again_by_the_probe() -> None:
     assert checks == ["registered", "registered"]
 
 
+def test_buffers_of_a_hidden_module_are_not_told_again_by_the_probe() -> None:
+    model = Layer(lambda layer, x: layer.others[0](x))
+    model.others = [nn.BatchNorm1d(4)]
+    assert [finding.check for finding in zoo.audit(model, batch=torch.ones(2, 4)).findings] == ["registered"]
+
+
+def test_input_whose_gradient_forward_takes_has_one_in_the_copy() -> None:
+    class Penalised(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            (slope,) = torch.autograd.grad(super().forward(x).square().sum(), x, create_graph=True)
+            return slope
+
+    model = Penalised(4, 4, bias=False)
+    assert zoo.audit(model, batch=torch.ones(2, 4, requires_grad=True)).findings == ()
+
+
+def test_input_that_requires_a_gradient_is_not_taken_for_a_parameter() -> None:
+    batch = torch.ones(2, 4, requires_grad=True)
+    assert zoo.audit(nn.Linear(4, 4), batch=batch).findings == ()
+    assert batch.grad is None
+
+
+def test_probe_runs_under_no_grad_as_outside_of_it() -> None:
+    with torch.no_grad():
+        assert zoo.audit(nn.Linear(4, 4), batch=torch.ones(2, 4)).findings == ()
+
+
+def test_outputs_without_a_graph_are_left_aside() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x > 0, super().forward(x)
+
+    assert zoo.audit(Masked(4, 4), batch=torch.ones(2, 4)).findings == ()
+
+
 def test_probe_runs_in_train_mode_whatever_mode_the_model_is_in() -> None:
     class Auxiliary(Layer):
         def forward(self, x: Tensor) -> Tensor:
@@ -161,6 +226,19 @@ def test_probe_runs_in_train_mode_whatever_mode_the_model_is_in() -> None:
 
     model = nn.Sequential(nn.Linear(4, 4), Auxiliary(build_leaf)).eval()
     assert zoo.audit(model, batch=torch.ones(2, 4)).findings == ()
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_outputs_in_a_tuple_or_a_list_reach_their_parameters(kind) -> None:
+    class Twins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> object:
+            return kind([self.one(x), self.other(x)])
+
+    assert zoo.audit(Twins(), batch=torch.ones(2, 4)).findings == ()
 
 
 @dataclass
@@ -185,62 +263,3 @@ def test_batch_may_be_a_mapping_of_forwards_keywords() -> None:
     model = nn.Bilinear(2, 3, 1)
     batch = {"input1": torch.ones(1, 2), "input2": torch.ones(1, 3)}
     assert zoo.audit(model, batch=batch).findings == ()
-
-
-class Restless(nn.Module):
-    """Draws from every random stream, moves its statistics and writes to its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm, self.dropout = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        x.mul_(random.random() + np.random.rand() + torch.rand(()).item())
-        return self.dropout(self.norm(self.linear(x)))
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_probe_leaves_everything_as_it_was(device) -> None:
-    torch.manual_seed(0)
-    model = Restless().to(device).eval()
-    model(torch.ones(3, 4, device=device)).sum().backward()
-    batch = torch.ones(3, 4, device=device)
-
-    def look() -> dict[str, object]:
-        tensors = model.state_dict() | {f"{name}.grad": p.grad for name, p in model.named_parameters()}
-        streams = {
-            "cpu": hash_bytes(torch.get_rng_state()),
-            "cuda": hash_bytes(torch.cuda.get_rng_state()) if device == "cuda" else "",
-            "python": random.getstate(),
-            "numpy": str(np.random.get_state()),
-        }
-        hashes = {name: hash_bytes(tensor) for name, tensor in tensors.items()}
-        hooks = [len(module._forward_hooks) for module in model.modules()]
-        return (
-            hashes | streams | {"calls": model.calls, "train": model.training, "x": hash_bytes(batch), "hooks": hooks}
-        )
-
-    before = look()
-    assert zoo.audit(model, batch=batch).findings == ()
-    assert look() == before
-
-
-def test_failing_probe_leaves_the_random_streams_too() -> None:
-    def fail(*_: object) -> Tensor:
-        torch.rand(1), np.random.rand(), random.random()
-        raise KeyError("mask")
-
-    model = Layer(fail)
-    streams = hash_bytes(torch.get_rng_state()), str(np.random.get_state()), random.getstate()
-    with pytest.raises(ZooError, match=r"the audit's probe failed on a batch of shape \[\(2, 4\)\]: 'mask'"):
-        zoo.audit(model, batch=torch.ones(2, 4))
-    assert streams == (hash_bytes(torch.get_rng_state()), str(np.random.get_state()), random.getstate())
-
-
-def test_model_that_cannot_be_copied_says_so() -> None:
-    model = nn.Linear(4, 4)
-    model.stream = (number for number in range(3))
-    with pytest.raises(ZooError, match="needs a copy of the model, which cannot be made: cannot pickle 'generator'"):
-        zoo.audit(model, batch=torch.ones(2, 4))
