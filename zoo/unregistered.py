@@ -1,7 +1,7 @@
 """Find tensors and modules that a model holds where nn.Module does not look: attributes, containers, closures."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import partial
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -93,23 +93,25 @@ def _judge_module(name: str, module: nn.Module, known: set[int]) -> Finding | No
 def iter_unregistered(model: nn.Module) -> Iterator[Held]:
     """Yield every tensor and module that a model holds outside of its registries, each once, in the model's order."""
     known = {id(value) for value in [*model.parameters(), *model.buffers(), *model.modules()]}
+    classes: set[type] = set()
     for path, module in model.named_modules():
         computed = {
             getattr(hook, attribute, None)  # what old weight_norm, spectral_norm and pruning compute before forward
             for hook in getattr(module, "_forward_pre_hooks", {}).values()
             for attribute in ("name", "_tensor_name")
         }
-        for name, value in [*vars(module).items(), *_class_attributes(type(module))]:
+        fresh = [base for base in type(module).__mro__ if base not in classes]
+        classes.update(fresh)
+        for name, value in [*vars(module).items(), *_class_attributes(fresh)]:
             if name not in _INTERNALS and name not in computed:
                 yield from _walk(f"{path}.{name}".lstrip("."), value, known, in_object=False)
 
 
-def _class_attributes(cls: type[nn.Module]) -> Iterator[tuple[str, Any]]:
-    for base in cls.__mro__:
-        if not base.__module__.startswith("torch."):
-            for name, value in vars(base).items():
-                if isinstance(value, Tensor | nn.Module | Mapping | list | tuple) and not name.startswith("__"):
-                    yield name, value
+def _class_attributes(classes: Iterable[type]) -> Iterator[tuple[str, Any]]:
+    for cls in classes:
+        for name, value in vars(cls).items():
+            if isinstance(value, Tensor | nn.Module | Mapping | list | tuple) and not name.startswith("__"):
+                yield name, value
 
 
 def _walk(name: str, value: Any, known: set[int], *, in_object: bool) -> Iterator[Held]:
@@ -161,7 +163,8 @@ def _closure(function: FunctionType) -> dict[str, Any]:
 
 def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     slots = {slot for cls in type(value).__mro__ for slot in _as_tuple(vars(cls).get("__slots__", ()))}
-    for attribute in [*getattr(value, "__dict__", ()), *sorted(slots - {"__dict__", "__weakref__"})]:
+    own = vars(value) if type(value).__dictoffset__ else ()  # asked by its type, for a __getattr__ may load things
+    for attribute in [*own, *sorted(slots)]:
         try:
             yield f"{name}.{attribute}", object.__getattribute__(value, attribute)
         except AttributeError:  # a slot without a value

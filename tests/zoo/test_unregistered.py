@@ -21,9 +21,26 @@ class Holder:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
+    def call(self) -> Any:
+        return self.inner
+
 
 class Slotted:
     __slots__ = ("inner", "unset")
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not to be asked for")
+
+
+class SlottedBelow(Slotted):
+    __slots__ = "more"
+
+
+class OneSlot:
+    __slots__ = "inner"
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -43,11 +60,19 @@ def by_default(inner: Any) -> Any:
     return forward
 
 
+def by_position(inner: Any) -> Any:
+    def forward(x: torch.Tensor, w: Any = inner) -> torch.Tensor:
+        return x @ w
+
+    return forward
+
+
 PLACES = {
     "held[0]": lambda it: [it],
     "held['a']": lambda it: {"a": it},
     "held['a'][1][0]": lambda it: {"a": (1, (it,))},
     "held[0][0]": lambda it: deque([{it}]),
+    "held[0][0][0]": lambda it: [[frozenset([it])]],
     "held.inner": Held,
     "held.inner.inner": lambda it: Held(Holder(it)),
     "held.a": lambda it: SimpleNamespace(a=it),
@@ -56,6 +81,9 @@ PLACES = {
     "held.__closure__['inner']": closing_over,
     "held.__closure__['inner'].inner": lambda it: closing_over(Holder(it)),
     "held.__kwdefaults__['w']": by_default,
+    "held.__defaults__[0]": by_position,
+    "held.func.__closure__['inner']": lambda it: partial(closing_over(it)),
+    "held.__self__.inner": lambda it: Holder(it).call,
 }
 
 
@@ -87,7 +115,22 @@ def test_registered_parameter_is_no_fault_wherever_it_is_kept_too(place) -> None
     assert errors(model) == []
 
 
-@pytest.mark.parametrize("make", [Holder, Slotted])
+@pytest.mark.parametrize("make", [Held, lambda it: SimpleNamespace(inner=it)])
+def test_dataclasses_and_namespaces_stand_for_their_items(make) -> None:
+    (found,) = errors(holding(make(torch.ones(3))))
+    assert found.startswith("error: registered: held.inner: is a plain tensor of shape (3,)")
+
+
+def test_variable_that_its_function_has_not_set_yet_is_passed_over() -> None:
+    def later() -> Any:
+        return weight
+
+    assert errors(holding(later)) == []
+    weight = nn.Parameter(torch.ones(1))
+    assert len(errors(holding(later))) == 1
+
+
+@pytest.mark.parametrize("make", [Holder, Slotted, SlottedBelow, OneSlot])
 def test_object_is_searched_for_what_trains_and_keeps_its_own_tables(make) -> None:
     assert errors(holding(make(torch.ones(3)))) == []
     (found,) = errors(holding(make(nn.Linear(2, 2))))
@@ -128,10 +171,18 @@ def test_tensor_of_a_class_is_found_once_for_all_its_modules() -> None:
     class Scaled(nn.Module):
         scale = torch.ones(4)
         gains = (nn.Parameter(torch.ones(2)),)
+        layer = nn.Linear(2, 2)
+        table = {"a": torch.ones(1)}  # noqa: RUF012  (the fault)
 
-    assert [line.split(":")[2].strip() for line in errors(nn.Sequential(Scaled(), Scaled()))] == [
+    class Below(Scaled):
+        shift = torch.ones(4)
+
+    assert [line.split(": ")[2] for line in errors(nn.Sequential(Scaled(), Scaled(), Below()))] == [
         "0.scale",
         "0.gains[0]",
+        "0.layer",
+        "0.table['a']",
+        "2.shift",
     ]
 
 
