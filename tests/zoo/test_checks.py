@@ -60,6 +60,11 @@ def test_parameter_of_integers_cannot_train_and_is_no_fault(layers) -> None:
     assert zoo.audit(layers).findings == ()
 
 
+def test_complex_parameter_that_nobody_froze_is_named(layers) -> None:
+    layers.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False)
+    assert [error.tensor for error in zoo.audit(layers).errors] == ["phase"]
+
+
 def test_frozen_parameter_that_keeps_a_gradient_is_a_warning(layers) -> None:
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9)
     layers(torch.ones(1, 4)).sum().backward()
@@ -141,6 +146,9 @@ def test_running_statistics_are_never_a_bound() -> None:
 def test_lazy_module_is_named_before_anything_is_measured() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.LazyLinear(4), nn.LazyBatchNorm1d())
     report = zoo.audit(model, torch.optim.SGD(model.parameters(), lr=0.1), batch=torch.ones(2, 2))
+    assert [finding.tensor for finding in report.findings] == [
+        *("1.weight", "1.bias", "2.weight", "2.bias", "2.running_mean", "2.running_var")
+    ]
     assert told(report)[0] == (
         "error: materialized: 1.weight: is a lazy module's and has no shape yet: run forward once, make the optimizer, "
         "audit again"
