@@ -166,8 +166,9 @@ def test_jit_script_compiles_what_was_restored(variant: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strict", [True, False])
-@having(["vit", "rope", "eva", "beit", "swin_v2", "hybrid"])
+@pytest.mark.parametrize(
+    ("family", "strict"), [("vit", True), ("vit", False), ("eva", False), ("swin_v2", False), ("hybrid", False)]
+)
 def test_export(family: str, variant: str, strict: bool) -> None:
     images = build_images(family)
 
@@ -178,7 +179,7 @@ def test_export(family: str, variant: str, strict: bool) -> None:
 
 
 @pytest.mark.slow
-@having(["vit", "rope", "eva", "beit", "swin_v2", "hybrid"])
+@having(["vit", "eva", "swin_v2"])
 def test_compile_takes_one_graph_and_never_a_second(family: str, variant: str) -> None:
     images = build_images(family)
     graphs = []
