@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -39,8 +40,14 @@ class Layout:
 
         Views of `fused` where the parts lie side by side; copies where they lie head by head.
         """
-        if self.num_heads == 1 or len(self.sizes) == 1:
-            return dict(zip(self.sizes, torch.split(fused, list(self.sizes.values())), strict=True))
+        if len(self.sizes) == 1:
+            return {self.parts[0]: fused}
+        if self.num_heads == 1:  # narrow, since the views of torch.split must not be written to
+            starts = [0, *accumulate(self.sizes.values())]
+            return {
+                part: fused.narrow(0, start, size)
+                for (part, size), start in zip(self.sizes.items(), starts, strict=False)
+            }
         widths = [size // self.num_heads for size in self.sizes.values()]
         by_head = torch.split(_by_head(fused, 0, self.num_heads), widths, dim=1)  # each (H, width, ...)
         return {part: piece.flatten(0, 1) for part, piece in zip(self.sizes, by_head, strict=True)}

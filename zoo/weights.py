@@ -22,7 +22,7 @@ def attention_weights(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     for name, attention in iter_attentions(model):
         tensors: dict[str, Tensor] = {}
         biases: dict[str, Tensor] = {}
-        for place in find_places(attention):
+        for place in find_places(attention, name):
             if place.holds_matrix:
                 tensors |= part_tensors(place.child, place.layout, "weight")
                 biases |= part_tensors(place.child, place.layout, "bias")

@@ -81,3 +81,12 @@ def test_evas_biases_outside_are_shown(build_stock: BuildStock, variant: str) ->
 
 def test_a_model_without_attention_shows_nothing() -> None:
     assert zoo.attention_weights(nn.Linear(2, 2)) == {}
+
+
+def test_a_part_can_be_written_through_a_view_and_read_again(build_stock: BuildStock) -> None:
+    model = build_stock()
+    weights = zoo.attention_weights(model)["blocks.0.attn"]
+    weights["k"].detach().zero_()
+    weights["k_bias"].detach().fill_(2.0)
+    assert torch.equal(weights["k"][:5], torch.zeros(5, 32))
+    assert torch.equal(model.get_parameter("blocks.0.attn.qkv.bias")[32:64], torch.full((32,), 2.0))
