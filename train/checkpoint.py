@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from train.errors import CheckpointError
 from train.latest import is_latest
-from zoo.durable import new_directory
-from zoo.ties import find_ties
+from zoo.files.durable import new_directory
+from zoo.files.ties import find_ties
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from zoo.bundle import load_bundle as load_bundle
     from zoo.bundle import save_bundle as save_bundle
     from zoo.card import ModelCard as ModelCard
+    from zoo.commands.describing import describe as describe
+    from zoo.commands.description import Description as Description
     from zoo.conversion import ConversionReport as ConversionReport
     from zoo.conversion import convert as convert
     from zoo.create import create_model as create_model
-    from zoo.describing import describe as describe
-    from zoo.description import Description as Description
     from zoo.errors import ZooError as ZooError
     from zoo.freezing import freeze as freeze
     from zoo.freezing import unfreeze as unfreeze
@@ -45,7 +45,7 @@ _HOMES = {
     "AuditReport": "auditing",
     "Backbone": "backbones",
     "ConversionReport": "conversion",
-    "Description": "description",
+    "Description": "commands.description",
     "Finding": "auditing",
     "ModelCard": "card",
     "PretrainedReport": "pretrained",
@@ -55,7 +55,7 @@ _HOMES = {
     "audit": "auditing",
     "convert": "conversion",
     "create_model": "create",
-    "describe": "describing",
+    "describe": "commands.describing",
     "find_report": "pretrained",
     "freeze": "freezing",
     "list_attentions": "registry",

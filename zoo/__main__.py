@@ -15,12 +15,12 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import zoo  # loads torch on first use of a name, so that --help and list stay quick
-from zoo.columns import one_line
+from zoo.commands.columns import one_line
+from zoo.commands.options import build_parser, gather
 from zoo.errors import ZooError
-from zoo.options import build_parser, gather
 
 if TYPE_CHECKING:
-    from zoo.subjects import Subject
+    from zoo.commands.subjects import Subject
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,7 +114,7 @@ _COMMANDS = {"list": _list, "describe": _describe, "audit": _audit, "convert": _
 
 
 def _load(given: argparse.Namespace) -> "Subject":
-    from zoo.subjects import load_subject
+    from zoo.commands.subjects import load_subject
 
     return load_subject(
         given.backbone,

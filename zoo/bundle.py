@@ -18,17 +18,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from zoo.bundle_files import CARD as CARD
-from zoo.bundle_files import GOLDEN as GOLDEN
-from zoo.bundle_files import WEIGHTS as WEIGHTS
-from zoo.bundle_files import check_digests, digest
 from zoo.card import ModelCard, read_card, write_card
 from zoo.create import create_model
-from zoo.durable import new_directory
 from zoo.errors import BundleError, ZooError
+from zoo.files.bundle_files import CARD as CARD
+from zoo.files.bundle_files import GOLDEN as GOLDEN
+from zoo.files.bundle_files import WEIGHTS as WEIGHTS
+from zoo.files.bundle_files import check_digests, digest
+from zoo.files.durable import new_directory
+from zoo.files.tensor_files import check_finite, find_misfits, list_names, read_tensors, read_tied, write_tensors
+from zoo.files.ties import tie
 from zoo.plugin_check import check_plugins
-from zoo.tensor_files import check_finite, find_misfits, list_names, read_tensors, read_tied, write_tensors
-from zoo.ties import tie
 
 GOLDEN_TOLERANCE = 1e-3
 """Largest difference of golden logits, relative to the largest of them (at least 1).

@@ -10,19 +10,19 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from zoo.bundle import answer, ask_golden, check_golden, compare_logits, load_bundle, save_bundle
-from zoo.bundle_files import CARD, WEIGHTS
 from zoo.card import ModelCard
 from zoo.create import create_model, find_architecture
-from zoo.durable import new_directory
 from zoo.errors import BundleError, UnknownNameError
+from zoo.files.bundle_files import CARD, WEIGHTS
+from zoo.files.durable import new_directory
+from zoo.files.sources import CONFIG, STATE
+from zoo.files.tensor_files import list_names
+from zoo.files.ties import find_ties
+from zoo.files.timm_folders import OURS, describe_timm_model, load_by_timm, write_timm_folder
 from zoo.plugins import plugin_sources
 from zoo.pretrained import find_report
 from zoo.registry import list_attentions
-from zoo.sources import CONFIG, STATE
 from zoo.swap import restore_attention, swap_attention
-from zoo.tensor_files import list_names
-from zoo.ties import find_ties
-from zoo.timm_folders import OURS, describe_timm_model, load_by_timm, write_timm_folder
 
 TIMM = "timm"
 """The `attention` that asks for a folder of stock timm."""

@@ -10,12 +10,12 @@ from torch import nn
 
 from zoo.card import Preprocessing
 from zoo.errors import BackboneError, BundleError, UnknownNameError, ZooError
+from zoo.files.sources import Source, find_source, read_timm_config
+from zoo.files.timm_weights import Recipe, fetch, loading_by
 from zoo.init import check_scheme
 from zoo.pretrained import Loaded, load_pretrained
 from zoo.registry import find_attention
-from zoo.sources import Source, find_source, read_timm_config
 from zoo.swap import swap_attention
-from zoo.timm_weights import Recipe, fetch, loading_by
 
 _ELSEWHERE = ("hf-hub:", "local-dir:")  # timm reads the architecture from there
 

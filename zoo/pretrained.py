@@ -10,11 +10,11 @@ from timm.models import adapt_input_conv, clean_state_dict
 from torch import Tensor, nn
 
 from zoo.errors import BackboneError, BundleError, SwapError
-from zoo.sources import Source
-from zoo.stock_names import StockNames, to_stock_names
-from zoo.tensor_files import check_finite, find_misfits, list_names, read_tied, same_bits
-from zoo.ties import find_ties, tie
-from zoo.timm_weights import Recipe
+from zoo.files.sources import Source
+from zoo.files.stock_names import StockNames, to_stock_names
+from zoo.files.tensor_files import check_finite, find_misfits, list_names, read_tied, same_bits
+from zoo.files.ties import find_ties, tie
+from zoo.files.timm_weights import Recipe
 
 _REPORT = "pretrained_report"  # the attribute of a model that keeps it
 

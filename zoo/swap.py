@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from zoo.errors import SwapError, UnknownNameError
-from zoo.exchange import Exchange
 from zoo.init import check_scheme, init_model
-from zoo.refusals import check_plain, check_unwrapped
 from zoo.registry import find_attention
-from zoo.shared import SharedParts
 from zoo.slots import find_places, iter_attentions, iter_unmapped, outside_biases, why_not
-from zoo.undo import Remains
-from zoo.whole import Transplant, projection_of
+from zoo.swapping.exchange import Exchange
+from zoo.swapping.refusals import check_plain, check_unwrapped
+from zoo.swapping.shared import SharedParts
+from zoo.swapping.undo import Remains
+from zoo.swapping.whole import Transplant, projection_of
 
 logger = logging.getLogger(__name__)
 _LIST = "see python -m zoo list"

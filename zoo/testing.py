@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.errors import SwapError
+from zoo.files.ties import find_ties
 from zoo.init import expected_std
-from zoo.ties import find_ties
 from zoo.trial import (
     PLAIN,
     TINY,

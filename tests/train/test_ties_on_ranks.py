@@ -13,7 +13,7 @@ from tests.train.tiny import tiny_config
 from train.build import build_model
 from train.checkpoint import MODEL, OPTIMIZER, find_newest
 from train.config import ModelConfig, TrainConfig
-from zoo.ties import find_ties
+from zoo.files.ties import find_ties
 
 # MLflow's own, not ours to mend
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import zoo
-from zoo import tensor_files
 from zoo.bundle import CARD, GOLDEN, WEIGHTS, check_golden, load_bundle, save_bundle
-from zoo.bundle_files import digest
 from zoo.card import ModelCard, Preprocessing
 from zoo.errors import BundleError
+from zoo.files import tensor_files
+from zoo.files.bundle_files import digest
 
 KWARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 CARD_FIELDS = {

@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import zoo
-from zoo import conversion, timm_folders
+from zoo import conversion
 from zoo.bundle import CARD, GOLDEN, WEIGHTS, check_golden, load_bundle, save_bundle
 from zoo.card import Lineage, ModelCard, Preprocessing
 from zoo.conversion import ConversionReport, convert
 from zoo.errors import BackboneError, BundleError, SwapError, UnknownNameError
+from zoo.files import timm_folders
 
 BACKBONE = "vit_tiny_patch16_224.augreg_in21k"
 KWARGS: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}

@@ -13,9 +13,10 @@ import timm
 import torch
 
 import zoo
-from zoo import listing, registry
+from zoo import registry
 from zoo.__main__ import main
 from zoo.card import ModelCard, Preprocessing
+from zoo.commands import listing
 
 ROOT = Path(__file__).parent.parent.parent
 BACKBONE = "test_vit"  # timm's own tiny model: 6 blocks of dim 64

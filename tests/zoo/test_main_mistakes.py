@@ -87,7 +87,7 @@ def test_a_warning_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch)
         warnings.warn("of two\n lines", UserWarning, stacklevel=2)
         return create(*args, **kwargs)
 
-    monkeypatch.setattr("zoo.subjects.create_model", warn)
+    monkeypatch.setattr("zoo.commands.subjects.create_model", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = lambda *about, **_: sys.stderr.write(warnings.formatwarning(*about[:4]))
@@ -100,7 +100,7 @@ def test_an_interrupt_is_no_traceback(capsys: Capture, monkeypatch: pytest.Monke
     def interrupt(*_: Any, **__: Any) -> nn.Module:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zoo.subjects.create_model", interrupt)
+    monkeypatch.setattr("zoo.commands.subjects.create_model", interrupt)
     assert main(["describe", BACKBONE, "--attention", "linear"]) == 130
     assert capsys.readouterr() == ("", "")
 

@@ -14,8 +14,8 @@ from tests.zoo.trained import BACKBONE, OTHER_SIZE, TINY, adapted, card_of, chan
 from zoo.bundle import save_bundle
 from zoo.card import Preprocessing
 from zoo.errors import BackboneError
+from zoo.files.tensor_files import same_bits, write_tensors
 from zoo.pretrained import find_report
-from zoo.tensor_files import same_bits, write_tensors
 
 
 @pytest.mark.parametrize("saved_as", zoo.list_attentions())

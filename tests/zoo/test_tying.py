@@ -7,8 +7,8 @@ from torch import nn
 
 import zoo
 from zoo.errors import UnknownNameError, ZooError
+from zoo.files.ties import find_ties
 from zoo.freezing import find_frozen
-from zoo.ties import find_ties
 
 FC1 = [f"blocks.{i}.mlp.fc1.weight" for i in range(3)]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.card import ModelCard, Preprocessing
+from zoo.files.tensor_files import write_tensors
 from zoo.pretrained import find_report
-from zoo.tensor_files import write_tensors
 
 BACKBONE = "vit_tiny_patch16_224"
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}

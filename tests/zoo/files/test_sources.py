@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.zoo.trained import BACKBONE, TINY, adapted, card_of, checkpoint, load, make, saved
 from zoo.bundle import save_bundle
 from zoo.errors import BackboneError, BundleError, UnknownNameError
-from zoo.sources import find_source, read_json, read_timm_config
+from zoo.files.sources import find_source, read_json, read_timm_config
 
 
 def timm_folder(folder: Path) -> Path:

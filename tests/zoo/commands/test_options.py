@@ -2,8 +2,8 @@
 
 import pytest
 
+from zoo.commands.options import build_parser, gather
 from zoo.errors import ZooError
-from zoo.options import build_parser, gather
 
 DESCRIBE = ["describe", "vit", "--attention", "linear"]
 

@@ -17,7 +17,7 @@ from timm.models._hub import _get_safe_alternatives, download_from_hf
 from torch import Tensor, nn
 
 from zoo.errors import BackboneError
-from zoo.sources import Source, find_source, read_timm_folder
+from zoo.files.sources import Source, find_source, read_timm_folder
 
 Filter = Callable[..., dict[str, Tensor]]
 

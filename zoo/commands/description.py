@@ -121,6 +121,6 @@ class Description:
         return {"attentions": told, "notes": [asdict(note) for note in self.notes]}
 
     def __str__(self) -> str:
-        from zoo.description_text import format_description  # it draws on this file
+        from zoo.commands.description_text import format_description  # it draws on this file
 
         return format_description(self)

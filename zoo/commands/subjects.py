@@ -11,13 +11,13 @@ import timm
 from torch import nn
 
 from zoo.bundle import load_bundle
-from zoo.bundle_files import CARD
 from zoo.card import ModelCard
 from zoo.create import create_model
 from zoo.errors import BackboneError, ZooError
+from zoo.files.bundle_files import CARD
+from zoo.files.sources import CONFIG, STATE
 from zoo.pretrained import find_report
 from zoo.registry import list_attentions
-from zoo.sources import CONFIG, STATE
 
 
 @dataclass(frozen=True)

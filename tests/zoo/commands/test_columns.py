@@ -1,6 +1,6 @@
 import pytest
 
-from zoo.columns import format_columns, join_names, one_line
+from zoo.commands.columns import format_columns, join_names, one_line
 
 ROWS = [("NAME", "SIZE", "WHAT"), ("a", "5", "one"), ("longer", "12", "")]
 

@@ -10,10 +10,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import zoo
-from zoo import listing
 from zoo.backbones import PLAIN, Backbone, read_backbones
-from zoo.errors import BackboneError, SwapError, UnknownNameError, ZooError
-from zoo.listing import (
+from zoo.commands import listing
+from zoo.commands.listing import (
     describe_difference,
     find_backbones,
     format_backbones,
@@ -22,6 +21,7 @@ from zoo.listing import (
     select_family,
     to_dict,
 )
+from zoo.errors import BackboneError, SwapError, UnknownNameError, ZooError
 from zoo.projections import SeparateProjection
 
 YES = Backbone("vit_a", "vision_transformer", 5_717_416, 224, ((PLAIN, 12),))

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 import zoo
-from zoo.columns import join_names
+from zoo.commands.columns import join_names
 
 HEAD = "   ATTENTION       DIM  HEADS   STD q   STD k   STD v  STD out  LOGIT STD  ENTROPY"
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 3}

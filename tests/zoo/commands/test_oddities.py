@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import zoo
-from zoo.describing import describe
-from zoo.description import Note
+from zoo.commands.describing import describe
+from zoo.commands.description import Note
 from zoo.init import INIT_SCHEMES
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 3}

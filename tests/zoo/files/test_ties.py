@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.ties import find_ties, tie
+from zoo.files.ties import find_ties, tie
 
 
 def pair() -> nn.Sequential:

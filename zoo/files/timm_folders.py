@@ -16,11 +16,11 @@ from pydantic import JsonValue, ValidationError
 from timm.models._hub import save_config_for_hf
 from torch import nn
 
-from zoo.bundle_files import WEIGHTS
 from zoo.card import NOT_IN_KWARGS, ModelCard, Preprocessing
 from zoo.errors import BundleError
-from zoo.sources import CONFIG, read_json
-from zoo.tensor_files import same_bits, write_tensors
+from zoo.files.bundle_files import WEIGHTS
+from zoo.files.sources import CONFIG, read_json
+from zoo.files.tensor_files import same_bits, write_tensors
 
 OURS = "attention_zoo"
 _OF_OTHER_WEIGHTS = (  # what timm's configuration says of the weights that timm gives away

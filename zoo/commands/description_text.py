@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from zoo.backbones import short_name
-from zoo.columns import format_columns, join_names
-from zoo.description import DescribedAttention, Description, Note, StoredParameter
+from zoo.commands.columns import format_columns, join_names
+from zoo.commands.description import DescribedAttention, Description, Note, StoredParameter
 from zoo.scale import TOKENS
 
 _WHOLE = "(the model)"

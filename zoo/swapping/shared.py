@@ -7,8 +7,8 @@ from itertools import chain
 from torch import Tensor, nn
 
 from zoo.errors import SwapError
-from zoo.exchange import Exchange, Source
 from zoo.projections import part_parameter, put_part_parameter
+from zoo.swapping.exchange import Exchange, Source
 
 _Key = tuple[object, ...]
 

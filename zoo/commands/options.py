@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from zoo.card import NOT_IN_KWARGS
-from zoo.columns import one_line
+from zoo.commands.columns import one_line
 from zoo.errors import ZooError
 
 _STATUS = "Exit status: 0 done, 2 a mistake in what was asked, 3 the audit found an error."

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from zoo.backbones import PLAIN, Backbone, judge, read_backbones, short_name
-from zoo.columns import format_columns
+from zoo.commands.columns import format_columns
 from zoo.errors import BackboneError, UnknownNameError, ZooError
 from zoo.survey import look_at, read_survey
 
@@ -72,7 +72,7 @@ def judge_for(backbones: Sequence[Backbone], attention: str) -> tuple[Backbone, 
     """
     from zoo.attention import Attention  # here: the built-in variants fit whatever is swappable, and need no torch
     from zoo.registry import find_attention
-    from zoo.whole import projection_of
+    from zoo.swapping.whole import projection_of
 
     variant = find_attention(attention)
     projection_of(variant)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from zoo.errors import BundleError
-from zoo.tensor_files import (
+from zoo.files.tensor_files import (
     check_finite,
     find_misfits,
     list_names,

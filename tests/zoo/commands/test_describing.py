@@ -10,8 +10,8 @@ from timm.layers.attention import Attention
 from torch import nn
 
 import zoo
-from zoo.describing import describe
-from zoo.description import DescribedAttention, StoredParameter
+from zoo.commands.describing import describe
+from zoo.commands.description import DescribedAttention, StoredParameter
 from zoo.errors import UnknownNameError
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 3}

@@ -10,8 +10,8 @@ import torch
 
 import zoo
 from zoo.card import Lineage, ModelCard, Preprocessing
+from zoo.commands.subjects import load_subject
 from zoo.errors import BackboneError, BundleError, UnknownNameError, ZooError
-from zoo.subjects import load_subject
 
 BACKBONE = "vit_tiny_patch16_224"
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from zoo.errors import BundleError
-from zoo.ties import find_ties
+from zoo.files.ties import find_ties
 
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # torch.save's zip, and pickle itself
 

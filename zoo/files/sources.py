@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import JsonValue
 from timm.models._hub import load_model_config_from_path
 
-from zoo.bundle_files import CARD, GOLDEN, WEIGHTS, check_digests
 from zoo.card import MAX_CARD_BYTES, read_card
 from zoo.errors import BundleError
+from zoo.files.bundle_files import CARD, GOLDEN, WEIGHTS, check_digests
+from zoo.files.tensor_files import read_tensors
 from zoo.plugin_check import check_plugins
-from zoo.tensor_files import read_tensors
 
 CONFIG, STATE = "config.json", "state.json"  # timm's, and a training checkpoint's
 WANTED = f"a bundle, a checkpoint, a folder with timm's {CONFIG} and {WEIGHTS}, or a .safetensors file"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from zoo.errors import SwapError
 from zoo.projections import KINDS, Projection, ProjectionSpec, fill_parts, part_parameter, part_tensors
 from zoo.slots import Place
-from zoo.undo import Remains, Undo
+from zoo.swapping.undo import Remains, Undo
 
 Source = tuple[int, str]
 

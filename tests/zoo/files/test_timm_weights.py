@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import zoo
 from tests.zoo.trained import BACKBONE, TINY, adapted, make, saved
-from zoo import timm_weights
 from zoo.errors import BackboneError
-from zoo.timm_weights import Recipe, fetch, loading_by
+from zoo.files import timm_weights
+from zoo.files.timm_weights import Recipe, fetch, loading_by
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from statistics import median
 
-from zoo.description import DescribedAttention, Note, StoredParameter
+from zoo.commands.description import DescribedAttention, Note, StoredParameter
 from zoo.scale import EXPECTED_LOGIT_STD
 
 _SCHEME = "the scheme gives"

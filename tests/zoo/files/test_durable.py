@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.durable import new_directory
+from zoo.files.durable import new_directory
 
 
 def test_a_directory_appears_whole_with_its_parents(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import zoo
 from tests.zoo.trained import OTHER_SIZE, adapted, change, checkpoint, load, make, saved
 from zoo.attention import Attention
 from zoo.errors import BackboneError
-from zoo.stock_names import to_stock_names
-from zoo.tensor_files import read_tied, same_bits, write_tensors
+from zoo.files.stock_names import to_stock_names
+from zoo.files.tensor_files import read_tied, same_bits, write_tensors
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from torch import nn
 from zoo.attention import Attention, AttentionSpec
 from zoo.errors import SwapError
 from zoo.projections import Projection
-from zoo.refusals import check_unhooked
 from zoo.registry import find_attention
+from zoo.swapping.refusals import check_unhooked
 
 _ORIGIN = "_origin"
 _MOVED = ("qkv", "proj", *AttentionSpec.NORMS)

@@ -1,0 +1,1 @@
+"""What `python -m zoo` shows and how it is asked."""

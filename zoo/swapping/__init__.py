@@ -1,0 +1,1 @@
+"""The steps of a swap: what is refused, exchanged, kept tied, and the way back."""
