@@ -65,7 +65,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _list(given: argparse.Namespace) -> int:
-    from zoo import listing  # it needs no torch
+    from zoo.commands import listing  # it needs no torch
 
     backbones = listing.find_backbones(given.patterns)
     if given.family is not None:
