@@ -10,11 +10,10 @@ from zoo.snapshots import Snapshot, Trace, first_names
 from zoo.weights import attention_weights
 
 _REDRAWN = 0.5  # a cosine below is no clipping or rescaling: two draws of mean 0 have one near 0
-_MANY, _LISTED = 4, 40  # above so many untouched parameters, one finding tells all, and names so many
 _LEFT = "the pass looks for modules of other kinds (Module.apply hands it modules, no parameters): initialise it too"
 
 # An exact zero once or twice is what zero-initialised heads, gains and scales give to the layers behind them.
-_ZEROS: dict[int, Severity] = {0: "note", 1: "note", 2: "warning"}
+_ZEROS: dict[int, Severity] = {1: "note", 2: "warning"}
 
 
 def check_replaced(model: nn.Module, before: Snapshot) -> Iterator[Finding]:
@@ -42,14 +41,12 @@ def check_broken_ties(model: nn.Module, before: Snapshot) -> Iterator[Finding]:
     owners = first_names(before.parameters)
     for name, old in before.parameters.items():
         owner = owners[id(old)]
-        if name != owner and name in now and now.get(owner) is not now[name]:
+        if name in now and now.get(owner) is not now[name]:
             yield Finding("tie", "error", name, f"was one tensor with {owner} and is another now: tie them again")
 
 
 def check_frozen(before: Snapshot) -> Iterator[Finding]:
-    """Find parameters that were frozen at the snapshot, and changed all the same while others were trained."""
-    if not any(trace.gradients for trace in before.traces.values()):
-        return
+    """Find parameters that were frozen at the snapshot, and changed all the same in training."""
     for name, trace in before.frozen.items():
         if trace.changed and not trace.tensor.requires_grad:
             message = (
@@ -91,13 +88,10 @@ def check_init_pass(before: Snapshot) -> Iterator[Finding]:
             "isinstance(m, nn.Parameter) never holds; loop over m.parameters(recurse=False) inside it"
         )
         yield Finding("init", "error", "", message)
-    elif len(left) > _MANY:
-        names = ", ".join(left[:_LISTED]) + (f" and {len(left) - _LISTED} more" if len(left) > _LISTED else "")
-        message = f"the init pass left {len(left)} of {len(traces)} parameters untouched: {names}; {_LEFT}"
-        yield Finding("init", "warning", "", message)
-    else:
-        for name in left:
-            yield Finding("init", "warning", name, f"was left untouched by the init pass; {_LEFT}")
+        return
+    message = f"was left untouched by the init pass, as {len(left)} of {len(traces)} were; {_LEFT}"
+    for name in left:
+        yield Finding("init", "warning", name, message)
 
 
 def check_progress(model: nn.Module, before: Snapshot) -> Iterator[Finding]:

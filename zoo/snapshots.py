@@ -64,7 +64,7 @@ class Trace:
     def note_gradient(self, tensor: Tensor) -> None:
         """Count a gradient that has just arrived; reads nothing back from the device."""
         self.gradients += 1
-        if tensor.grad is not None and tensor.grad.numel():
+        if tensor.grad is not None:  # a hook of someone else's may have stepped and cleared it
             values = readable_values(tensor.grad)
             if values.numel():
                 size = values.abs().amax()

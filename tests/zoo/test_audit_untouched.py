@@ -94,7 +94,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "botnet26t_256": {"img_size": 256},
     "halonet26t": {"img_size": 256},
     "lambda_resnet26t": {"img_size": 128},
+    "resnet10t": {"img_size": 64},
+    "mixer_s32_224": {"img_size": 64},
+    "convnext_atto": {"img_size": 64, "depths": (1, 1, 1, 1), "dims": (8, 16, 32, 64)},
 }
+FAST = {"vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch16_dinov3", "cait_xxs24_224", "resnet10t"}
 
 
 def build(name: str) -> tuple[nn.Module, torch.Tensor]:
@@ -114,8 +118,9 @@ def alarms(report: zoo.AuditReport) -> list[str]:
     return [str(finding) for finding in report.findings if finding.severity != "note"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MODELS]
+)
 def test_untouched_model_raises_no_alarm_as_it_stands_and_when_it_runs(name) -> None:
     model, images = build(name)
     report = zoo.audit(model, torch.optim.AdamW(model.parameters()), batch=images)

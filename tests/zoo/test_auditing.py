@@ -11,24 +11,6 @@ import zoo
 from zoo.errors import AuditError, ZooError
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
-THIN = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-WINDOWS = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (1, 2), "num_heads": (2, 2)}
-STOCK = {
-    "vit_tiny_patch16_224": TINY,
-    "deit_tiny_distilled_patch16_224": TINY,
-    "eva02_tiny_patch14_224": {"img_size": 28, **THIN},
-    "vit_small_patch16_rope_224": {"img_size": 32, **THIN},
-    "vit_small_patch16_dinov3": {"img_size": 32, **THIN},
-    "vit_relpos_small_patch16_224": {"img_size": 32, **THIN},
-    "beit_base_patch16_224": {"img_size": 32, **THIN},
-    "cait_xxs24_224": {"img_size": 32, **THIN},
-    "xcit_nano_12_p16_224": {"img_size": 32, **THIN},
-    "swin_tiny_patch4_window7_224": WINDOWS,
-    "swinv2_tiny_window8_256": WINDOWS,
-    "resnet10t": {"img_size": 64},
-    "mixer_s32_224": {"img_size": 64},
-    "convnext_atto": {"img_size": 64, "depths": (1, 1, 1, 1), "dims": (8, 16, 32, 64)},
-}
 
 
 @pytest.fixture
@@ -54,17 +36,6 @@ def only_error(report) -> str:
     return line
 
 
-@pytest.mark.parametrize("name", STOCK)
-def test_untouched_timm_model_raises_no_alarm(name) -> None:
-    options = dict(STOCK[name])
-    size = options["img_size"]
-    if name.startswith(("resnet", "convnext")):
-        del options["img_size"]
-    model = timm.create_model(name, **options)
-    report = zoo.audit(model, torch.optim.AdamW(model.parameters()), batch=torch.randn(2, 3, size, size))
-    assert str(report).endswith(" trainable, 0 findings")
-
-
 @pytest.mark.parametrize("attention", ["linear", "separate", "parameter"])
 @pytest.mark.parametrize("init", [None, "torch"])
 def test_swapped_model_raises_no_alarm(attention, init, images) -> None:
@@ -81,9 +52,27 @@ def test_report_counts_reads_in_one_line_and_is_json(vit) -> None:
     assert report.elements == sum(parameter.numel() for parameter in vit.parameters())
     told = json.loads(json.dumps(report.to_dict()))
     assert told["trainable"] == 30
+    assert told["verdict"] == report.verdict()
     assert told["findings"][0]["tensor"] == "patch_embed.proj.weight"
     assert told["attentions"][1]["name"] == "blocks.1.attn"
     report.raise_for_findings()
+
+
+def test_report_has_errors_first_then_warnings_then_notes_and_raises_for_errors_alone() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
+    model["b"].weight = model["a"].weight
+    model.others = [nn.Linear(2, 2).requires_grad_(False)]
+    report = zoo.audit(model)
+    assert report.verdict() == "audit: 1 parameters, 1 trainable, 1 warning, 1 note"
+    report.raise_for_findings()
+    model["a"].lost = torch.ones(1)
+    report = zoo.audit(model)
+    assert [finding.severity for finding in report.findings] == ["error", "warning", "note"]
+    assert [finding.severity for finding in report.errors] == ["error"]
+    assert str(report).splitlines() == [report.verdict(), *(f"  {finding}" for finding in report.findings)]
+    with pytest.raises(AuditError) as caught:
+        report.raise_for_findings()
+    assert str(caught.value).splitlines() == [report.verdict(), f"  {report.errors[0]}"]
 
 
 def test_layers_and_tensors_in_plain_containers_are_named(vit) -> None:  # reported: pytorch/pytorch#632
@@ -181,6 +170,8 @@ def test_head_that_forward_does_not_use_is_named_at_step_0(vit, images) -> None:
         "error: probe: extra_head.bias",
     ]
     assert "forward does not use it, and DDP would fail on it" in errors[0]
+    zoo.freeze(vit, "extra_head.weight")
+    assert "extra_head.bias: is trainable and gets no gradient" in only_error(zoo.audit(vit, batch=images))
     zoo.freeze(vit, "extra_head")
     assert lines(zoo.audit(vit, batch=images)) == []
 

@@ -95,6 +95,22 @@ def test_optimizer_over_a_copy_of_the_model_holds_only_orphans(layers) -> None:
     assert "(is it 2.weight before that was replaced?)" in str(report)
 
 
+def test_orphan_that_may_be_one_of_two_is_not_guessed(layers) -> None:
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    layers[0], layers[1] = nn.Linear(4, 4), nn.Linear(4, 4)
+    report = zoo.audit(layers, optimizer)
+    assert len(report.errors) == 8
+    assert "is it" not in str(report)
+
+
+def test_orphan_is_named_as_the_snapshot_knew_it(layers) -> None:
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    before = zoo.snapshot(layers, optimizer)
+    layers[2] = nn.Linear(4, 5)
+    orphans = [error for error in zoo.audit(layers, optimizer, before=before).errors if "is held by" in error.message]
+    assert [error.tensor for error in orphans] == ["2.weight", "2.bias"]
+
+
 def test_strided_parameter_is_an_error_with_its_strides() -> None:
     model = nn.Module()
     model.weight = nn.Parameter(torch.randn(4, 8)[:, ::2])
@@ -111,6 +127,32 @@ def test_expanded_parameter_is_an_error_of_its_own() -> None:
     assert found.startswith(
         "error: contiguous: weight: is expanded (shape (3, 4), strides (0, 1)): its values share memory"
     )
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda w: w.t(), lambda w: w[:, ::2].as_strided((1, 4, 4), (0, 8, 2))],
+    ids=["transposed", "one row of stride 0"],
+)
+def test_view_whose_values_have_places_of_their_own_is_not_called_expanded(view) -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(view(torch.randn(4, 8)))
+    (found,) = told(zoo.audit(model))
+    assert found.startswith("error: contiguous: weight: is not contiguous")
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 3), nn.Conv3d(3, 4, 3)])
+def test_channels_last_is_contiguous_and_other_orders_are_not(layer) -> None:
+    form = torch.channels_last if isinstance(layer, nn.Conv2d) else torch.channels_last_3d
+    assert told(zoo.audit(layer.to(memory_format=form))) == []
+    layer.weight = nn.Parameter(layer.weight.detach().transpose(2, 3))
+    (found,) = told(zoo.audit(layer))
+    assert found.startswith("error: contiguous: weight: is not contiguous")
+
+
+def test_sparse_parameter_has_no_strides_to_judge() -> None:
+    model = nn.ParameterDict({"weight": nn.Parameter(torch.eye(3).to_sparse())})
+    assert told(zoo.audit(model)) == []
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (4, 1), (0, 3), ()])
@@ -134,11 +176,24 @@ def test_inf_in_a_buffer_is_a_fault_unless_it_is_a_mask_or_a_bound(values, count
     assert len(told(zoo.audit(model))) == count
 
 
-def test_running_statistics_are_never_a_bound() -> None:
+def test_complex_buffer_is_no_mask() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("phases", torch.tensor([1.0, -torch.inf]).to(torch.complex64))
+    assert told(zoo.audit(model))[0].startswith("error: finite: phases: holds Inf: 1 of 2 values")
+
+
+def test_table_of_bits_is_not_asked_for_nan() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("packed", torch.empty(2, dtype=torch.bits8))
+    assert told(zoo.audit(model)) == []
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+def test_running_statistics_are_never_a_bound(name) -> None:
     model = nn.BatchNorm1d(2)
-    model.running_var.fill_(torch.inf)
+    model.get_buffer(name).fill_(torch.inf)
     assert told(zoo.audit(model)) == [
-        "error: finite: running_var: holds Inf: 2 of 2 values are not finite; draw it again, or load a checkpoint from "
+        f"error: finite: {name}: holds Inf: 2 of 2 values are not finite; draw it again, or load a checkpoint from "
         "before"
     ]
 

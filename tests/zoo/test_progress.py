@@ -1,4 +1,4 @@
-"""What a snapshot tells of an init pass, and of writes not the optimizer's; training is in test_snapshots.py."""
+"""What a snapshot tells of writes that are not the optimizer's; of training itself in test_audit_training.py."""
 
 import json
 
@@ -35,88 +35,6 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     nn.functional.cross_entropy(model(images), torch.tensor([0, 1, 2, 0])).backward()
     optimizer.step()
-
-
-# --- an init pass
-
-
-def test_init_function_that_looks_for_parameters_never_runs(model) -> None:
-    def init(module: nn.Module) -> None:
-        if isinstance(module, nn.Parameter):
-            nn.init.kaiming_uniform_(module)
-
-    before = zoo.snapshot(model)
-    model.apply(init)
-    (found,) = told(zoo.audit(model, before=before), "init")
-    assert found.startswith("error: init: nothing reached a parameter")
-    assert "Module.apply hands its function modules, so that isinstance(m, nn.Parameter) never holds" in found
-
-
-def test_init_function_for_linear_layers_leaves_raw_parameters_which_are_named_in_one_finding(model) -> None:
-    def init(module: nn.Module) -> None:
-        if type(module) is nn.Linear or isinstance(module, nn.Conv2d | nn.LayerNorm):
-            nn.init.trunc_normal_(module.weight, std=0.02)
-            nn.init.zeros_(module.bias)
-        elif hasattr(module, "cls_token"):
-            nn.init.normal_(module.cls_token)
-            nn.init.normal_(module.pos_embed)
-
-    before = zoo.snapshot(model)
-    model.apply(init)
-    report = zoo.audit(model, before=before)
-    (found,) = told(report, "init")
-    raw = [name for name, _ in model.named_parameters() if ".attn." in name]
-    assert f"the init pass left {len(raw)} of {len(list(model.parameters()))} parameters untouched: " in found
-    assert ", ".join(raw) in found
-    assert found.startswith("warning")
-    assert told(report, "progress") == []
-
-
-def test_few_parameters_left_by_an_init_pass_are_findings_of_their_own(model) -> None:
-    before = zoo.snapshot(model)
-    for name, parameter in model.named_parameters():
-        if name != "blocks.1.attn.proj.projection":
-            nn.init.normal_(parameter)
-    report = zoo.audit(model, before=before)
-    assert [finding.tensor for finding in report.findings if finding.check == "init"] == [
-        "blocks.1.attn.proj.projection"
-    ]
-    assert "was left untouched by the init pass" in str(report)
-
-
-def test_writing_the_same_values_counts_as_touching(model) -> None:
-    before = zoo.snapshot(model)
-    for parameter in model.parameters():
-        nn.init.ones_(parameter) if parameter.ndim == 1 and bool((parameter == 1).all()) else nn.init.normal_(parameter)
-    assert told(zoo.audit(model, before=before), "init") == []
-
-
-def test_init_through_data_is_seen_by_the_bytes(model) -> None:
-    zoo.freeze(model, "head")
-    before = zoo.snapshot(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for parameter in model.parameters():
-        parameter.data.normal_()
-    assert told(zoo.audit(model, before=before), "init", "progress") == []
-
-
-def test_frozen_parameters_belong_to_an_init_pass_too(model) -> None:
-    zoo.freeze(model, "head.weight")
-    before = zoo.snapshot(model)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            nn.init.normal_(parameter)
-    assert [finding.tensor for finding in zoo.audit(model, before=before).findings if finding.check == "init"] == [
-        "head.weight"
-    ]
-
-
-def test_long_list_of_untouched_parameters_is_cut() -> None:
-    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(60)))
-    before = zoo.snapshot(model)
-    nn.init.ones_(model[0].weight)
-    (found,) = told(zoo.audit(model, before=before), "init")
-    assert "left 59 of 60 parameters untouched: 1.weight, 2.weight" in found
-    assert "40.weight and 19 more" in found
 
 
 # --- writes between the steps
@@ -165,7 +83,7 @@ def test_whole_model_initialised_again_in_each_step_is_named_tensor_by_tensor(mo
     assert "(2 times" in told(report, "rewritten")[0]
 
 
-@pytest.mark.parametrize("write", [lambda p: p.clamp_(-0.04, 0.04), lambda p: p.div_(p.norm()), lambda p: p.mul_(0.99)])
+@pytest.mark.parametrize("write", [lambda p: p.clamp_(-0.04, 0.04), lambda p: p.clamp_(min=0), lambda p: p.mul_(0.99)])
 def test_clipping_and_rescaling_between_the_steps_are_a_warning(model, write) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     before = zoo.snapshot(model, optimizer)
@@ -178,6 +96,35 @@ def test_clipping_and_rescaling_between_the_steps_are_a_warning(model, write) ->
     assert found.endswith("clipped, rescaled or loaded; is it meant?")
 
 
+def test_likeness_is_to_the_values_that_the_last_step_left(model) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)  # far from where they were at the snapshot
+    before = zoo.snapshot(model, optimizer)
+    step(model, optimizer)
+    with torch.no_grad():
+        model.patch_embed.proj.weight.mul_(0.99)
+    (found,) = told(zoo.audit(model, optimizer, before=before), "rewritten")
+    assert "(1 times; after step 1 the values stayed alike, cosine 1.000)" in found
+
+
+def test_draw_of_a_part_is_seen_wherever_it_lies(model) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = zoo.snapshot(model, optimizer)
+    step(model, optimizer)
+    nn.init.normal_(model.patch_embed.proj.weight.data[4:])
+    (found,) = told(zoo.audit(model, optimizer, before=before), "rewritten")
+    assert found.startswith("error: rewritten: patch_embed.proj.weight")
+
+
+def test_write_of_another_shape_is_like_nothing_before(model) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = zoo.snapshot(model, optimizer)
+    step(model, optimizer)
+    model.cls_token.data = torch.ones(1, 1, 8)
+    (found,) = told(zoo.audit(model, optimizer, before=before), "rewritten")
+    assert found.startswith("error: rewritten: cls_token")
+    assert "cosine of 0.00" in found
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_optimizers_own_writes_are_no_rewrites(model, kind) -> None:
     optimizer = kind(model.parameters(), lr=0.5)  # far enough that the values have nothing in common any more
@@ -187,6 +134,28 @@ def test_optimizers_own_writes_are_no_rewrites(model, kind) -> None:
         model.eval()
         zoo.audit(model)
     assert told(zoo.audit(model, optimizer, before=before), "rewritten") == []
+
+
+def test_worst_of_several_writes_is_told(model) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = zoo.snapshot(model, optimizer)
+    for write in (lambda p: p.mul_(0.99), nn.init.normal_, lambda p: p.mul_(0.99)):
+        step(model, optimizer)
+        with torch.no_grad():
+            write(model.cls_token)
+    (found,) = told(zoo.audit(model, optimizer, before=before), "rewritten")
+    assert found.startswith("error: rewritten: cls_token: was written to by something else than the optimizer (3 times")
+    assert "after step 2" in found
+
+
+def test_parameter_written_to_and_then_replaced_is_told_as_replaced(model) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = zoo.snapshot(model, optimizer)
+    step(model, optimizer)
+    nn.init.normal_(model.cls_token)
+    model.cls_token = nn.Parameter(model.cls_token.detach().clone())
+    report = zoo.audit(model, optimizer, before=before)
+    assert (len(told(report, "rewritten")), len(told(report, "replaced"))) == (0, 1)
 
 
 def test_what_is_written_after_the_recording_is_not_told(model) -> None:
