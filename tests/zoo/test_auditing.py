@@ -237,7 +237,8 @@ def test_tied_tensor_is_counted_once_and_noted() -> None:
     model = nn.ModuleDict({"embed": nn.Linear(4, 3, bias=False), "head": nn.Linear(4, 3, bias=False)})
     model["head"].weight = model["embed"].weight
     report = zoo.audit(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert (report.parameters, report.elements) == (1, 12)
+    assert (report.parameters, report.elements, report.buffers) == (1, 12, 0)
+    assert zoo.audit(nn.BatchNorm1d(2)).buffers == 3
     assert [str(finding) for finding in report.findings] == [
         "note: tie: head.weight: is one tensor with embed.weight, counted once"
     ]
