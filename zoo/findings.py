@@ -7,9 +7,9 @@ from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
 
-_FEW, _LISTED = 4, 12  # so many alike are told in full; so many names and ranges of names follow a line that tells more
-_NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
-_INDEX = re.compile(r"(?:^|(?<=\.))(\d+)(?=\.|$)")  # a block's number in a name
+_FEW, _LISTED = 4, 14  # so many alike are told in full; so many names and ranges of names follow a line that tells more
+_NUMBER = re.compile(r"\([\d, ]*\)|-?\d+(\.\d+)?(e[+-]?\d+)?")  # or a shape
+_INDEX = re.compile(r"(?:^|(?<=[. ]))(\d+)(?=\.|$)")  # a block's in a name, or a place in an optimizer's group
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Finding:
 def tell_findings(findings: Iterable[Finding]) -> Iterator[str]:
     """Yield a line for each finding, and one line for more than a few that differ in names and numbers alone.
 
-    Such a line is the first one's, with the names of the others behind it, as in "[likewise 36 more: cls_token,
+    Such a line is the first one's, with the names of all behind it, as in "[37 alike: cls_token,
     blocks.0-11.norm1.weight, ...]".
     """
     alike: dict[tuple[str, str, str], list[Finding]] = {}
@@ -46,24 +46,21 @@ def tell_findings(findings: Iterable[Finding]) -> Iterator[str]:
         if len(group) <= _FEW:
             yield from map(str, group)
             continue
-        names = list(_join_indices(finding.tensor for finding in group[1:]))
+        names = list(_join_indices(finding.tensor for finding in group))
         rest = [f"{len(names) - _LISTED} others"] if len(names) > _LISTED else []
-        yield f"{group[0]} [likewise {len(group) - 1} more: {', '.join(names[:_LISTED] + rest)}]"
+        yield f"{group[0]} [{len(group)} alike: {', '.join(names[:_LISTED] + rest)}]"
 
 
 def _join_indices(names: Iterable[str]) -> Iterator[str]:
     """Yield names in their order, those of following blocks as one, as "blocks.0-11.norm1.weight"."""
-    runs: dict[tuple[str, ...], list[list[int]]] = {}
+    indices: dict[tuple[str, ...], list[int]] = {}
     for name in names:
         before, *index_and_after = _INDEX.split(name, maxsplit=1)
-        of_name = runs.setdefault((before, *index_and_after[1:]), [])
-        for index in map(int, index_and_after[:1]):
-            if of_name and of_name[-1][1] == index - 1:
-                of_name[-1][1] = index
-            else:
-                of_name.append([index, index])
-    for (before, *after), of_name in runs.items():
-        if not of_name:
+        indices.setdefault((before, *index_and_after[1:]), []).extend(map(int, index_and_after[:1]))
+    for (before, *after), found in indices.items():
+        if not found:
             yield before
-        for first, last in of_name:
+        firsts = [index for index in sorted(found) if index - 1 not in found]
+        lasts = [index for index in sorted(found) if index + 1 not in found]
+        for first, last in zip(firsts, lasts, strict=True):
             yield f"{before}{first}{f'-{last}' if last > first else ''}{''.join(after)}"
