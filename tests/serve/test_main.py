@@ -55,7 +55,7 @@ def test_plugins_come_from_the_environment_or_the_line(
         (["--plugins", "other.py"], r"error: plugin other\.py, line 1: ZeroDivisionError"),
         (
             [],
-            r"error: .*card\.json: 'mine' is not registered here: .* give it by --plugins my_attention\.py or",
+            r"error: .*card\.json: attention 'mine' is not registered here: .* give it by --plugins my_attention\.py or",
         ),
     ],
 )
@@ -88,7 +88,7 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as left:
         main(["--help"])
     assert left.value.code == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     for word in (
         "MODEL_URI",
         "models:/NAME@ALIAS",
