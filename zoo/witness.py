@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Sighting(NamedTuple):
-    """A tensor from outside, and the path of the module that was running when it was first read."""
+    """A tensor, and the path of the module that was running when it was first read or made."""
 
     tensor: Tensor
     place: str
@@ -32,7 +32,7 @@ class Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.strange: dict[int, Sighting] = {}
         self._known = {_storage(tensor) for tensor in known}
-        self._made: dict[int, str] = {}
+        self._made: dict[int, Sighting] = {}  # which keeps the tensors, so that no other gets their memory meanwhile
         self._running = [""]
         for name, child in module.named_modules():
             self._follow(name, child)
@@ -56,7 +56,7 @@ class Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = func(*args, **(kwargs or {}))
         for tensor in _tensors(results):
             if _storage(tensor) not in self.strange:
-                self._made.setdefault(_storage(tensor), self._running[-1])
+                self._made.setdefault(_storage(tensor), Sighting(tensor.detach(), self._running[-1]))
         return results
 
     @contextmanager
@@ -69,7 +69,8 @@ class Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def where_made(self, tensor: Tensor) -> str | None:
         """Return the path of the module in whose forward a tensor's memory was made; None if it was there before."""
-        return self._made.get(_storage(tensor))
+        sighting = self._made.get(_storage(tensor))
+        return sighting.place if sighting else None
 
     def where_read(self, tensor: Tensor) -> str:
         """Return the path of the module in whose forward a tensor from outside was first read; "" for the root."""

@@ -118,12 +118,36 @@ def test_parameter_kept_outside_of_the_model_is_placed_and_its_gradient_is_left_
     torch.testing.assert_close(OUTSIDE_PARAMETER.grad, torch.full((4, 4), 7.0), rtol=0, atol=0)
 
 
-def test_plain_tensor_kept_outside_of_the_model_is_a_warning() -> None:
-    (found,) = probe(lambda _, x: x @ OUTSIDE)
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda _, x: x @ OUTSIDE,
+        lambda _, x: x @ OUTSIDE.t(),
+        lambda _, x: x + torch.histogram(x.detach()[0], 4, weight=OUTSIDE[0]).hist,
+    ],
+    ids=["itself", "a view", "by keyword"],
+)
+def test_plain_tensor_kept_outside_of_the_model_is_a_warning(then) -> None:
+    (found,) = probe(then)
     assert found.startswith(
         "warning: probe: 1: its forward uses a plain tensor of shape (4, 4) that the model does not"
     )
     assert found.endswith("register_buffer it, or make it an nn.Parameter")
+
+
+def test_tensor_from_outside_is_placed_where_it_is_first_read() -> None:
+    model = nn.Sequential(Layer(lambda _, x: x @ OUTSIDE), Layer(lambda _, x: x @ OUTSIDE))
+    (found,) = zoo.audit(model, batch=torch.ones(2, 4)).findings
+    assert found.tensor == "0"
+
+
+def test_parameter_built_in_memory_that_was_free_again_is_placed_where_it_was_built() -> None:
+    def churn(_: Layer, x: Tensor) -> Tensor:
+        return x + sum(torch.ones(4) for _ in range(64)) + torch.stack([torch.ones(4) for _ in range(64)]).mean()
+
+    model = nn.Sequential(Layer(churn), Layer(build_parameter))
+    (found,) = zoo.audit(model, batch=torch.ones(2, 4)).findings
+    assert found.tensor == "1"
 
 
 def test_complex_tensor_kept_outside_of_the_model_is_a_warning() -> None:
@@ -152,8 +176,9 @@ def test_tensor_in_a_hook_is_seen_though_no_attribute_holds_it() -> None:
         lambda layer, x: checkpoint(layer.linear, x, use_reentrant=False),
         lambda layer, x: checkpoint(layer.linear, x, use_reentrant=True),
         lambda layer, x: x @ layer.linear.weight.t() + layer.linear.weight.data[0],
+        lambda _, x: torch.sparse.mm(torch.eye(4).to_sparse(), x.t()).t(),
     ],
-    ids=["scalar", "constant", "numpy", "factories", "checkpoint", "reentrant", "views"],
+    ids=["scalar", "constant", "numpy", "factories", "checkpoint", "reentrant", "views", "sparse"],
 )
 def test_what_forward_makes_for_itself_is_no_fault(then) -> None:
     assert probe(then) == []
