@@ -83,7 +83,7 @@ class ScaleRow:
         logit_std: Spread of the attention logits over the keys for N(0, I) tokens, root mean square over heads and
             queries, without biases by position.
         entropy: Mean entropy in nats of the attention over 65 seeded N(0, I) tokens, between 0 and ln(65).
-        bounded: Whether q and k are normalised, which bounds the logits whatever the weights are.
+        bounded: Whether both q and k are normalised, which bounds the logits whatever the weights are.
     """
 
     name: str
@@ -107,7 +107,7 @@ class ScaleRow:
 
 @torch.no_grad()
 def measure_scale(model: nn.Module) -> tuple[ScaleRow, ...]:
-    """Measure every attention whose logits its q and k alone decide, on the CPU in float32; leave out the others."""
+    """Measure every attention whose logits its q and k alone decide, on the CPU in float64; leave out the others."""
     rows = []
     for name, weights in attention_weights(model).items():
         attention = model.get_submodule(name)
@@ -115,8 +115,8 @@ def measure_scale(model: nn.Module) -> tuple[ScaleRow, ...]:
             continue
         if any(tensor.is_meta for tensor in weights.values()):
             continue
-        row = _measure(name, attention, {part: tensor.detach().float().cpu() for part, tensor in weights.items()})
-        if row is not None and math.isfinite(row.logit_std) and math.isfinite(row.entropy):  # the audit names the NaN
+        row = _measure(name, attention, {part: tensor.detach().cpu().double() for part, tensor in weights.items()})
+        if row is not None and math.isfinite(row.logit_std):  # the audit names what is not finite
             rows.append(row)
     return tuple(rows)
 
@@ -164,8 +164,8 @@ def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> Sca
     if len(norms) < len(found) or not (isinstance(scale, float) and math.isclose(scale, head_dim**-0.5)):
         return None
     logits = _sample_logits(weights, norms, num_heads, head_dim)  # (H, N, N)
-    bounded = not all(isinstance(norm, nn.Identity) for norm in norms)
-    variance = logits.var(-1).mean(-1) if bounded else _variance(weights, num_heads, head_dim)  # (H,)
+    plain = [isinstance(norm, nn.Identity) for norm in norms]
+    variance = _variance(weights, num_heads, head_dim) if all(plain) else logits.var(-1).mean(-1)  # (H,)
     return ScaleRow(
         name=name,
         dim=dim,
@@ -176,7 +176,7 @@ def _measure(name: str, attention: nn.Module, weights: dict[str, Tensor]) -> Sca
         expected_std=1 / math.sqrt(3 * dim),
         logit_std=float(variance.mean().sqrt()),
         entropy=float(torch.special.entr(logits.softmax(-1)).sum(-1).mean()),
-        bounded=bounded,
+        bounded=not any(plain),
     )
 
 
@@ -191,7 +191,7 @@ def _variance(weights: dict[str, Tensor], num_heads: int, head_dim: int) -> Tens
 
 
 def _sample_logits(weights: dict[str, Tensor], norms: list[nn.Module], num_heads: int, head_dim: int) -> Tensor:
-    x = torch.randn(TOKENS, weights["q"].shape[1], generator=torch.Generator().manual_seed(0))  # (N, C)
+    x = torch.randn(TOKENS, weights["q"].shape[1], generator=torch.Generator().manual_seed(0)).double()  # (N, C)
     heads: list[Tensor] = []
     for part, norm in zip(("q", "k"), norms, strict=True):
         head = x @ _per_head(weights[part], num_heads, head_dim).mT  # (H, N, D)
@@ -202,20 +202,19 @@ def _sample_logits(weights: dict[str, Tensor], norms: list[nn.Module], num_heads
 
 
 def _find_norm(attention: nn.Module, name: str, shape: tuple[int, ...]) -> nn.Module | None:
-    """Return a copy, in float32 on the CPU, of the norm of a head; nn.Identity without one, None for another kind."""
+    """Return a copy, in float64 on the CPU, of the norm of a head; nn.Identity without one, None for another kind."""
     norm = getattr(attention, name, None)
     if norm is None or isinstance(norm, nn.Identity):
         return nn.Identity()
     fits = tuple(getattr(norm, "normalized_shape", ())) == shape
-    return copy.deepcopy(norm).float().cpu() if fits else None
+    return copy.deepcopy(norm).cpu().double() if fits else None
 
 
 def _num_heads(attention: nn.Module, q: Tensor) -> int:
     """Read the number of heads off a module: its `num_heads`, or its `head_dim`; 0 if it has neither."""
-    num_heads, head_dim = getattr(attention, "num_heads", None), getattr(attention, "head_dim", None)
-    if isinstance(num_heads, int):
-        return num_heads
-    return q.shape[0] // head_dim if isinstance(head_dim, int) and head_dim else 0
+    num_heads: int | None = getattr(attention, "num_heads", None)
+    head_dim: int | None = getattr(attention, "head_dim", None)
+    return num_heads or (q.shape[0] // head_dim if head_dim else 0)
 
 
 def _per_head(weight: Tensor, num_heads: int, head_dim: int) -> Tensor:

@@ -88,6 +88,32 @@ def test_unit_normal_draw_of_queries_or_keys_alone_warns(rows) -> None:
     assert (finding.severity, finding.tensor) == ("warning", "attn")
 
 
+def test_large_queries_that_small_keys_make_up_for_do_not_warn() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"attn": zoo.Attention(384, 6, 64)})
+    with torch.no_grad():
+        model["attn"].qkv.weight[:384].mul_(100)
+        model["attn"].qkv.weight[384:768].div_(100)
+    assert zoo.audit(model).findings == ()
+
+
+def test_weights_of_any_finite_size_have_a_row() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"attn": zoo.Attention(64, 2, 32)})
+    with torch.no_grad():
+        model["attn"].qkv.weight.mul_(1e30)
+    (finding,) = zoo.audit(model).findings
+    assert (finding.check, finding.tensor) == ("scale", "attn")
+    assert "attention logits have std 3.3" in finding.message
+    assert "e+59" in finding.message
+
+
+def test_meta_model_has_no_row() -> None:
+    with torch.device("meta"):
+        model = nn.ModuleDict({"attn": zoo.Attention(64, 2, 32)})
+    assert measure_scale(model) == ()
+
+
 def test_normalised_queries_and_keys_bound_the_logits_and_do_not_warn() -> None:
     model = timm.create_model(
         "vit_tiny_patch16_224",
@@ -99,10 +125,13 @@ def test_normalised_queries_and_keys_bound_the_logits_and_do_not_warn() -> None:
         num_classes=3,
         qk_norm=True,
     )
-    nn.init.normal_(model.blocks[0].attn.qkv.weight)
+    attention = model.blocks[0].attn
+    nn.init.normal_(attention.qkv.weight)
+    nn.init.constant_(attention.q_norm.weight, 8)  # as far as training moved it
     report = zoo.audit(model)
     assert report.findings == ()
     assert report.attentions[0].bounded
+    assert report.attentions[0].logit_std > 4
     assert str(report.attentions[0]).endswith("q/k normalised")
 
 
