@@ -182,6 +182,15 @@ def test_complex_buffer_is_no_mask() -> None:
     assert told(zoo.audit(model))[0].startswith("error: finite: phases: holds Inf: 1 of 2 values")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_nan_in_a_sparse_buffer_is_named(layout) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("edges", torch.tensor([[1.0, torch.nan], [0.0, 0.0]]).to_sparse(layout=layout))
+    (found,) = told(zoo.audit(model))
+    assert found.startswith("error: finite: edges: holds NaN: 1 of 4 values")
+
+
 def test_table_of_bits_is_not_asked_for_nan() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("packed", torch.empty(2, dtype=torch.bits8))

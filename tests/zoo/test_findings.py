@@ -23,10 +23,20 @@ def test_few_of_one_kind_have_a_line_each() -> None:
 
 
 def test_more_are_one_line_that_names_them_all_by_ranges_of_blocks() -> None:
-    names = ["cls", *(f"blocks.{i}.{part}" for i in (2, 5, 1, 0) for part in ("w", "b")), "0.w", "head1", "8"]
+    names = [
+        "cls",
+        *(f"blocks.{i}.{part}" for i in (2, 5, 1, 0) for part in ("w", "b")),
+        "0.w",
+        "head1",
+        "head2",
+        "1d.w",
+        "2d.w",
+        "t.1",
+        "t.2",
+    ]
     assert list(tell_findings(missing(*names))) == [
-        "error: optimizer: cls: is missing [12 alike: cls, blocks.0-2.w, blocks.5.w, blocks.0-2.b, blocks.5.b, 0.w, "
-        "head1, 8]"
+        "error: optimizer: cls: is missing [16 alike: cls, blocks.0-2.w, blocks.5.w, blocks.0-2.b, blocks.5.b, 0.w, "
+        "head1, head2, 1d.w, 2d.w, t.1-2]"
     ]
 
 

@@ -97,3 +97,27 @@ def test_bare_model_is_what_every_wrapper_wraps() -> None:
 def test_hash_tells_bits_not_values() -> None:
     assert hash_bytes(torch.tensor([torch.nan])) == hash_bytes(torch.tensor([torch.nan]))
     assert hash_bytes(torch.tensor(0.0)) != hash_bytes(torch.tensor(-0.0))
+
+
+def test_hash_is_of_the_values_in_their_order_however_they_are_stored() -> None:
+    values = torch.randn(3, 2, dtype=torch.complex64)
+    assert hash_bytes(values.t()) == hash_bytes(values.t().contiguous())
+    assert hash_bytes(values.t()) != hash_bytes(values)
+    assert hash_bytes(values.conj()) == hash_bytes(values.conj().resolve_conj())
+    imaginary = values.conj().imag  # lazily negated
+    assert hash_bytes(imaginary) == hash_bytes(imaginary.resolve_neg())
+
+
+def test_gradient_in_pieces_is_summed_before_it_is_measured() -> None:
+    model = nn.Embedding(4, 3, sparse=True)
+    before = zoo.snapshot(model)
+    model(torch.tensor([1, 1])).sum().backward()
+    assert before.traces["weight"].largest_gradient == 2.0
+
+
+@torch.inference_mode()
+def test_model_made_for_inference_has_a_snapshot() -> None:
+    model = nn.Linear(2, 2).requires_grad_(False)
+    before = zoo.snapshot(model)
+    model.weight.zero_()
+    assert [name for name, trace in before.frozen.items() if trace.written] == ["weight"]
