@@ -128,6 +128,7 @@ def tie_attention(model: nn.Module) -> None:
     second.qkv, second.proj = first.qkv, first.proj
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepare", [tie_mlp, tie_attention])
 def test_ties_survive_every_way(tmp_path: Path, prepare: Prepare, variant: str) -> None:
     first = bundle_of(tmp_path / "first", "parameter", prepare)

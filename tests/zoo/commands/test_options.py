@@ -108,7 +108,7 @@ def test_help_explains_itself_with_an_example(
 
 
 def test_every_example_in_the_help_is_understood() -> None:
-    from zoo import options
+    from zoo.commands import options
 
     examples = [
         line

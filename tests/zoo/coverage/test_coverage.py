@@ -16,6 +16,8 @@ from zoo.projections import Projection
 from zoo.slots import iter_attentions
 from zoo.timm_map import ROWS
 
+pytestmark = pytest.mark.slow  # by their number
+
 BuildForm = Callable[..., nn.Module]
 BytesOf = Callable[[nn.Module], dict[str, bytes]]
 Run = Callable[..., "Outcome"]

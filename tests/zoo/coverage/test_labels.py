@@ -14,6 +14,8 @@ import zoo
 from zoo.slots import iter_attentions, qualified_name
 from zoo.timm_map import ROWS, AttentionRow
 
+pytestmark = pytest.mark.slow  # by their number
+
 BuildForm = Callable[..., nn.Module]
 Operands = dict[str, Tensor]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
