@@ -107,7 +107,8 @@ def test_the_python_blocks_run_one_after_the_other(desk: Path, shell: dict[str, 
     )
     assert done.returncode == 0, done.stderr
     assert "attention modules -> parameter" in done.stdout
-    assert "0 findings" in done.stdout
+    assert "trainable, 1 note\n" in done.stdout
+    assert "blocks.1.attn.proj.projection: is one tensor with blocks.0.attn.proj.projection" in done.stdout
 
 
 def test_the_readmes_own_attention_is_twenty_lines() -> None:
