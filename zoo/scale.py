@@ -115,7 +115,7 @@ def measure_scale(model: nn.Module) -> tuple[ScaleRow, ...]:
             continue
         if any(tensor.is_meta for tensor in weights.values()):
             continue
-        row = _measure(name, attention, {part: tensor.detach().cpu().double() for part, tensor in weights.items()})
+        row = _measure(name, attention, {part: tensor.detach().cpu().float() for part, tensor in weights.items()})
         if row is not None and math.isfinite(row.logit_std):  # the audit names what is not finite
             rows.append(row)
     return tuple(rows)
@@ -219,5 +219,5 @@ def _num_heads(attention: nn.Module, q: Tensor) -> int:
 
 def _per_head(weight: Tensor, num_heads: int, head_dim: int) -> Tensor:
     """Split (H*D, C) into (H, D, C); grouped keys are repeated for the queries that share them."""
-    split = weight.reshape(-1, head_dim, weight.shape[1])
+    split = weight.double().reshape(-1, head_dim, weight.shape[1])
     return split.repeat_interleave(num_heads // split.shape[0], dim=0)

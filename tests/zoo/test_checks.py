@@ -191,6 +191,13 @@ def test_nan_in_a_sparse_buffer_is_named(layout) -> None:
     assert found.startswith("error: finite: edges: holds NaN: 1 of 4 values")
 
 
+@pytest.mark.parametrize("values", [torch.empty(0, 3), torch.ones(2, dtype=torch.complex64).conj()])
+def test_no_values_and_conjugate_ones_are_finite(values) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", values)
+    assert told(zoo.audit(model)) == []
+
+
 def test_table_of_bits_is_not_asked_for_nan() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("packed", torch.empty(2, dtype=torch.bits8))
