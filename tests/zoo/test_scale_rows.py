@@ -73,13 +73,13 @@ def test_number_of_heads_is_read_off_their_width_where_it_is_not_told() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda attention: setattr(attention, "num_heads", 24),  # which is no divisor of 64, but a multiple of 16 / 2
+        lambda attention: vars(attention).update(num_heads=24, scale=2**-0.5),  # no divisor of 64, a multiple of 16 / 2
         lambda attention: setattr(attention, "k_proj", nn.Linear(32, 16)),
         lambda attention: setattr(attention, "k_proj", nn.Linear(64, 12)),
         lambda attention: setattr(attention, "k_proj", nn.Linear(64, 24)),
         lambda attention: setattr(attention, "q_norm", nn.BatchNorm1d(8)),
         lambda attention: setattr(attention, "k_norm", nn.LayerNorm(16)),
-        lambda attention: setattr(attention, "scale", torch.tensor(8**-0.5)),
+        lambda attention: setattr(attention, "scale", torch.tensor(8**-0.5, dtype=torch.float64)),
     ],
     ids=["heads", "other tokens", "part of a head", "groups", "statistics", "norm over all", "learned scale"],
 )
