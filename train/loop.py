@@ -16,7 +16,7 @@ from train.replicas import check_replicas
 from train.resume import save_checkpoint
 from train.run import Run
 from train.step import StepResult, train_step
-from zoo.snapshots import Snapshot
+from zoo.auditing.snapshots import Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from train.errors import ReplicaMismatch
 from train.mismatches import Row, Table, describe_mismatch
 from train.ranks import gather_json, together
-from zoo.snapshots import host_bytes
+from zoo.auditing.snapshots import host_bytes
 
 Buffers = Literal["all", "integral", "none"]
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo.attention import Attention as Attention
-    from zoo.auditing import AuditReport as AuditReport
-    from zoo.auditing import Finding as Finding
-    from zoo.auditing import audit as audit
+    from zoo.auditing.report import AuditReport as AuditReport
+    from zoo.auditing.report import Finding as Finding
+    from zoo.auditing.report import audit as audit
+    from zoo.auditing.snapshots import snapshot as snapshot
     from zoo.backbones import Backbone as Backbone
     from zoo.backbones import list_backbones as list_backbones
     from zoo.bundle import load_bundle as load_bundle
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from zoo.pretrained import find_report as find_report
     from zoo.registry import list_attentions as list_attentions
     from zoo.registry import register_attention as register_attention
-    from zoo.snapshots import snapshot as snapshot
     from zoo.swap import SwapReport as SwapReport
     from zoo.swap import restore_attention as restore_attention
     from zoo.swap import swap_attention as swap_attention
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Attention": "attention",
-    "AuditReport": "auditing",
+    "AuditReport": "auditing.report",
     "Backbone": "backbones",
     "ConversionReport": "conversion",
     "Description": "commands.description",
-    "Finding": "auditing",
+    "Finding": "auditing.report",
     "ModelCard": "card",
     "PretrainedReport": "pretrained",
     "SwapReport": "swap",
     "ZooError": "errors",
     "attention_weights": "weights",
-    "audit": "auditing",
+    "audit": "auditing.report",
     "convert": "conversion",
     "create_model": "create",
     "describe": "commands.describing",
@@ -66,7 +66,7 @@ _HOMES = {
     "register_attention": "registry",
     "restore_attention": "swap",
     "save_bundle": "bundle",
-    "snapshot": "snapshots",
+    "snapshot": "auditing.snapshots",
     "swap_attention": "swap",
     "tie": "tying",
     "unfreeze": "freezing",

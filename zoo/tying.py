@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from zoo.auditing.snapshots import bare_model
 from zoo.errors import ZooError
 from zoo.patterns import find_matches
-from zoo.snapshots import bare_model
 
 
 def tie(model: nn.Module, *groups: str | Iterable[str]) -> tuple[tuple[str, ...], ...]:

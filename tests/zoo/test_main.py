@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,13 @@ import timm
 import torch
 
 import zoo
+from tests.zoo.command_line import BACKBONE, Capture, asked, refused
+from tests.zoo.trained import TINY, bundle_of
 from zoo import registry
 from zoo.__main__ import main
-from zoo.card import ModelCard, Preprocessing
 from zoo.commands import listing
 
-ROOT = Path(__file__).parent.parent.parent
-BACKBONE = "test_vit"  # timm's own tiny model: 6 blocks of dim 64
-TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 TINY_ARGUMENTS = ["--model-kwargs", *(f"{key}={value}" for key, value in TINY.items())]
-Capture = pytest.CaptureFixture[str]
 
 PLUGIN = """
 import torch, zoo
@@ -37,39 +33,6 @@ class Cool(zoo.Attention):
     def attend(self, q, k, v, **masks):
         return super().attend(q * self.lost, k, v, **masks)
 """
-
-
-def asked(capsys: Capture, arguments: Sequence[str], status: int = 0) -> str:
-    """Run a command in this process and return what it printed."""
-    assert main(arguments) == status
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
-
-
-def refused(capsys: Capture, arguments: Sequence[str]) -> str:
-    """Run a command that is a mistake and return its one line."""
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith(f"python -m zoo {arguments[0]}: ")
-    return err
-
-
-@pytest.fixture
-def bundle(tmp_path: Path) -> Path:
-    """Write a bundle of three classes."""
-    model = zoo.create_model("vit_tiny_patch16_224", "parameter", seed=0, num_classes=3, **TINY)
-    card = ModelCard(
-        backbone="vit_tiny_patch16_224",
-        timm_kwargs=TINY,
-        attention="parameter",
-        class_names=("ash", "elm", "oak"),
-        preprocessing=Preprocessing(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
-    )
-    zoo.save_bundle(model, card, tmp_path / "bundle")
-    return tmp_path / "bundle"
 
 
 @pytest.fixture
@@ -182,7 +145,7 @@ def test_describe_and_audit_of_a_bundle(capsys: Capture, bundle: Path) -> None:
     assert out.startswith(f"bundle {bundle}: vit_tiny_patch16_224")
     assert "3 classes, images of 32 x 32 pixels\n" in out
     told = json.loads(asked(capsys, ["describe", str(bundle), "--json"]))
-    assert (told["bundle"]["class_names"], told["attention"]) == (["ash", "elm", "oak"], "parameter")
+    assert (told["bundle"]["class_names"], told["attention"]) == (["ash", "日本 語", "oak"], "parameter")
     out = asked(capsys, ["audit", str(bundle), "--batch"])
     assert "\naudit: 40 parameters, 40 trainable, 0 findings\n" in out
 
@@ -228,7 +191,7 @@ def test_convert_tells_what_it_did(capsys: Capture, bundle: Path, tmp_path: Path
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     loaded, card = zoo.load_bundle(tmp_path / "back")
     torch.testing.assert_close(loaded(images), model(images), rtol=1e-5, atol=1e-6)  # other products, same sums
-    assert card.class_names == ("ash", "elm", "oak")
+    assert card.class_names == ("ash", "日本 語", "oak")
 
 
 def test_convert_names_the_classes_of_a_model_of_timms(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
@@ -247,16 +210,7 @@ def test_a_bundle_of_a_users_own_attention_wants_its_plugin(
     with monkeypatch.context() as context:
         context.setattr(registry, "_ATTENTIONS", dict(registry._ATTENTIONS))
         zoo.load_plugins(plugin)
-        model = zoo.create_model("vit_tiny_patch16_224", "cool", seed=0, num_classes=3, **TINY)
-        card = ModelCard(
-            backbone="vit_tiny_patch16_224",
-            timm_kwargs=TINY,
-            attention="cool",
-            plugins=zoo.plugin_sources("cool"),
-            class_names=("ash", "elm", "oak"),
-            preprocessing=Preprocessing(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
-        )
-        zoo.save_bundle(model, card, tmp_path / "cool")
+        bundle_of(tmp_path / "cool", "cool", plugins=zoo.plugin_sources("cool"))
     assert "cool_attention.py" in refused(capsys, ["describe", arguments[0]])
     assert "  lost " in asked(capsys, ["describe", *arguments])
     assert "0 findings" in asked(capsys, ["audit", *arguments, "--batch"])

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,15 @@ import pytest
 from torch import nn
 
 import zoo
+from tests.zoo.command_line import BACKBONE, Capture, refused
 from zoo.__main__ import main
 
 ROOT = Path(__file__).parent.parent.parent
-BACKBONE = "test_vit"  # timm's own tiny model: 6 blocks of dim 64
-Capture = pytest.CaptureFixture[str]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zoo", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def refused(capsys: Capture, arguments: Sequence[str]) -> str:
-    """Run a command that is a mistake and return its one line."""
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith(f"python -m zoo {arguments[0]}: ")
-    return err
 
 
 @pytest.mark.parametrize(

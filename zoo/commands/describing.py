@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from zoo.auditing.scale import check_scale, measure_scale
 from zoo.commands.description import DescribedAttention, Description, Spread, StoredParameter
 from zoo.commands.oddities import find_notes
 from zoo.init import check_scheme, expected_std
 from zoo.projections import KINDS, part_parameter, part_tensors
-from zoo.scale import check_scale, measure_scale
 from zoo.slots import find_places, find_row, iter_attentions, qualified_name
 
 

@@ -56,9 +56,11 @@ class DescribedAttention:
         cls: Its class, with its module.
         dim: Width of its tokens.
         num_heads: Its heads; None where the module does not say.
-        logit_std: Spread of its logits for N(0, I) tokens; None where q and k alone do not decide them (`zoo.scale`).
+        logit_std: Spread of its logits for N(0, I) tokens; None where q and k alone do not decide them
+            (see `zoo.auditing.scale`).
         expected_logit_std: What the declared scheme gives; None where only timm knows, or q and k are normalised.
-        entropy: Mean entropy in nats of its attention over `zoo.scale.TOKENS` such tokens; None like `logit_std`.
+        entropy: Mean entropy in nats of its attention over `zoo.auditing.scale.TOKENS` such tokens; None like
+            `logit_std`.
         normalised: Whether q and k are normalised, which bounds the logits whatever the weights are.
         parameters: All that it stores.
     """

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from zoo.auditing.scale import TOKENS
 from zoo.backbones import short_name
 from zoo.commands.columns import format_columns, join_names
 from zoo.commands.description import DescribedAttention, Description, Note, StoredParameter
-from zoo.scale import TOKENS
 
 _WHOLE = "(the model)"
 _PARTS = ("q", "k", "v", "out")

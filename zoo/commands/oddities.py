@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from statistics import median
 
+from zoo.auditing.scale import EXPECTED_LOGIT_STD
 from zoo.commands.description import DescribedAttention, Note, StoredParameter
-from zoo.scale import EXPECTED_LOGIT_STD
 
 _SCHEME = "the scheme gives"
 _SLACK = 0.05  # part by which a spread may differ from its scheme's, beyond chance

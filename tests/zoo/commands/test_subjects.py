@@ -9,30 +9,21 @@ import pytest
 import torch
 
 import zoo
-from zoo.card import Lineage, ModelCard, Preprocessing
+from tests.zoo.trained import BACKBONE, TINY, bundle_of
+from zoo.card import Lineage
 from zoo.commands.subjects import load_subject
 from zoo.errors import BackboneError, BundleError, UnknownNameError, ZooError
-
-BACKBONE = "vit_tiny_patch16_224"
-TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """Write a bundle of three classes, trained by a run."""
-    model = zoo.create_model(BACKBONE, "parameter", seed=0, num_classes=3, **TINY)
-    card = ModelCard(
-        backbone=BACKBONE,
-        timm_kwargs=TINY,
-        attention="parameter",
-        class_names=("ash", "elm", "日本"),
-        preprocessing=Preprocessing(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+    return bundle_of(
+        tmp_path / "bundle",
         weights="ema",
         lineage=Lineage(run_id="r1", git_commit="abc"),
         metrics={"val/top1": 0.25},
     )
-    zoo.save_bundle(model, card, tmp_path / "bundle")
-    return tmp_path / "bundle"
 
 
 def test_a_timm_name_is_built_as_asked() -> None:
@@ -66,7 +57,7 @@ def test_a_bundle_brings_its_attention_and_its_story(bundle: Path) -> None:
     ]
     assert (subject.init, subject.is_trained, subject.image_shape) == (None, True, (3, 32, 32))
     assert (subject.facts["attention"], subject.facts["bundle"]["path"]) == ("parameter", str(bundle))
-    assert json.loads(json.dumps(subject.facts))["bundle"]["class_names"][2] == "日本"
+    assert json.loads(json.dumps(subject.facts))["bundle"]["class_names"][1] == "日本 語"
     assert load_subject(str(bundle), "parameter").facts == subject.facts
 
 

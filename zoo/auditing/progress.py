@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from zoo.findings import Finding, Severity
-from zoo.snapshots import Snapshot, Trace, first_names
+from zoo.auditing.findings import Finding, Severity
+from zoo.auditing.snapshots import Snapshot, Trace, first_names
 from zoo.weights import attention_weights
 
 _REDRAWN = 0.5  # a cosine below is no clipping or rescaling: two draws of mean 0 have one near 0

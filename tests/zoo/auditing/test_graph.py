@@ -3,7 +3,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.graph import iter_leaves
+from zoo.auditing.graph import iter_leaves
 
 
 def leaf() -> Tensor:

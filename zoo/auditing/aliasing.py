@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from zoo.findings import Finding
-from zoo.snapshots import first_names, readable_values
+from zoo.auditing.findings import Finding
+from zoo.auditing.snapshots import first_names, readable_values
 
 _MANY = 2  # from so many tensors on, two modules that share or copy them all are named instead
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import zoo
-from zoo.scale import _DOT_PRODUCT, _is_dot_product, measure_scale
+from zoo.auditing.scale import _DOT_PRODUCT, _is_dot_product, measure_scale
 from zoo.slots import qualified_name
 
 THIN: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}

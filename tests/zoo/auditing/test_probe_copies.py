@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from zoo.auditing.snapshots import hash_bytes
 from zoo.errors import ZooError
-from zoo.snapshots import hash_bytes
 
 
 class Layer(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import zoo
-from zoo.aliasing import check_ties
+from zoo.auditing.aliasing import check_ties
 
 
 def told(model: nn.Module) -> list[str]:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.auditing.findings import Finding
+from zoo.auditing.graph import iter_leaves
+from zoo.auditing.snapshots import equal_bytes
+from zoo.auditing.unregistered import LOST, iter_unregistered
+from zoo.auditing.witness import Witness, share_memory
 from zoo.errors import ZooError
-from zoo.findings import Finding
-from zoo.graph import iter_leaves
-from zoo.snapshots import equal_bytes
-from zoo.unregistered import LOST, iter_unregistered
-from zoo.witness import Witness, share_memory
 
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from zoo.findings import Finding, Severity
-from zoo.graph import iter_leaves
+from zoo.auditing.findings import Finding, Severity
+from zoo.auditing.graph import iter_leaves
 
 LOST = "not moved, trained, saved or synchronised"
 # nn.Module's own attributes: registries, hooks, flags

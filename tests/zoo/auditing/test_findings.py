@@ -3,8 +3,8 @@ import timm
 import torch
 
 import zoo
+from zoo.auditing.findings import Finding, tell_findings
 from zoo.errors import AuditError
-from zoo.findings import Finding, tell_findings
 
 
 def missing(*names: str, message: str = "is missing") -> list[Finding]:

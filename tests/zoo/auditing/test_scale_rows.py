@@ -9,7 +9,7 @@ from timm.layers.attention import Attention, AttentionRope
 from torch import Tensor, nn
 
 import zoo
-from zoo.scale import measure_scale
+from zoo.auditing.scale import measure_scale
 
 
 def plain() -> nn.Module:

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from zoo.findings import Finding
+from zoo.auditing.findings import Finding
 from zoo.weights import attention_weights
 
 TOKENS = 65  # 64 patches and a class token: the uniform distribution over them has entropy 4.174

@@ -6,7 +6,7 @@ import torch
 from torch import distributed, nn
 
 import zoo
-from zoo.snapshots import bare_model, hash_bytes
+from zoo.auditing.snapshots import bare_model, hash_bytes
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from zoo.findings import Finding
+from zoo.auditing.findings import Finding
+from zoo.auditing.snapshots import OptimizerLike, Snapshot, first_names, readable_values
 from zoo.freezing import find_frozen, find_nothing_trainable
-from zoo.snapshots import OptimizerLike, Snapshot, first_names, readable_values
 
 _STATISTICS = ("running_mean", "running_var")  # buffers that are never a mask or a bound
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import zoo
-from zoo.scale import measure_scale
+from zoo.auditing.scale import measure_scale
 
 
 def randn_attention(dim: int, num_heads: int) -> nn.Module:

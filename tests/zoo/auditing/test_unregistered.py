@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import zoo
-from zoo.unregistered import iter_unregistered
+from zoo.auditing.unregistered import iter_unregistered
 
 
 @dataclass

@@ -7,13 +7,12 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from zoo.aliasing import check_ties
-from zoo.checks import check_contiguous, check_finite, check_materialized, check_optimizer, check_requires_grad
-from zoo.errors import AuditError
-from zoo.findings import Finding as Finding
-from zoo.findings import Severity, tell_findings
-from zoo.probes import Batch, check_probe
-from zoo.progress import (
+from zoo.auditing.aliasing import check_ties
+from zoo.auditing.checks import check_contiguous, check_finite, check_materialized, check_optimizer, check_requires_grad
+from zoo.auditing.findings import Finding as Finding
+from zoo.auditing.findings import Severity, tell_findings
+from zoo.auditing.probes import Batch, check_probe
+from zoo.auditing.progress import (
     check_broken_ties,
     check_frozen,
     check_init_pass,
@@ -21,9 +20,10 @@ from zoo.progress import (
     check_replaced,
     check_rewrites,
 )
-from zoo.scale import ScaleRow, check_scale, measure_scale
-from zoo.snapshots import OptimizerLike, Snapshot, bare_model
-from zoo.unregistered import check_registered
+from zoo.auditing.scale import ScaleRow, check_scale, measure_scale
+from zoo.auditing.snapshots import OptimizerLike, Snapshot, bare_model
+from zoo.auditing.unregistered import check_registered
+from zoo.errors import AuditError
 
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
