@@ -65,7 +65,7 @@ def test_the_first_two_blocks_are_one_command_line_each() -> None:
     first, second = [text for language, text in BLOCKS if language == "sh"][:2]
     assert len(first.splitlines()) == len(second.splitlines()) == 1
     assert first.strip().endswith("accelerate launch --config_file accelerate_config.yaml -m train")
-    assert second.strip().endswith("-m pytest")
+    assert second.strip().endswith("-m pytest -n 2 --dist loadgroup")
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(("python", "accelerate"))])
