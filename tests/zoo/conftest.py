@@ -1,6 +1,7 @@
 """Tiny timm models of the forms that plain ViT attention takes, and the registered variants."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from timm.layers.attention import Attention
 from torch import nn
 
 import zoo
+from tests.zoo.trained import bundle_of
 from zoo import registry
 
 BuildStock = Callable[..., nn.Module]
@@ -82,6 +84,12 @@ def variant(request: pytest.FixtureRequest) -> str:
 def images() -> torch.Tensor:
     """Two images, the same in every test."""
     return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Raw matrices of a tiny model of three classes, saved as a bundle."""
+    return bundle_of(tmp_path / "bundle")
 
 
 @pytest.fixture
