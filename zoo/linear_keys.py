@@ -1,12 +1,27 @@
 """Let a stock timm state_dict load into a projection: its fused `weight` and `bias` become the parts stored there."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from zoo.projections import Projection
+from zoo.layout import Layout
+
+
+class Parted(Protocol):
+    """What the hook asks of a projection."""
+
+    in_features: int
+    layout: Layout
+    transposed: bool
+
+    def part_tensors(self, kind: str) -> dict[str, Tensor]:
+        """Return each part's `weight` or `bias`."""
+        ...
+
+    def stored_key(self, part: str, kind: str) -> str:
+        """Return the state_dict key, below the projection, of a part."""
+        ...
 
 
 def split_linear_keys(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -15,7 +30,7 @@ def split_linear_keys(module: nn.Module, state_dict: dict[str, Any], prefix: str
     torch hands over a dict of its own, so the caller's stays as it is. A wrong shape gets the message that an
     nn.Linear would give; with strict=False too, where leaving the key would silently load nothing.
     """
-    projection = cast("Projection", module)
+    projection = cast(Parted, module)
     metadata, errors = rest[0], rest[-1]
     layout = projection.layout
     for kind, shape in (("weight", (layout.total, projection.in_features)), ("bias", (layout.total,))):
