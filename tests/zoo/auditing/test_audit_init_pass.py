@@ -1,30 +1,10 @@
 """What a snapshot tells of an init pass: whether it reached anything, and what it left untouched."""
 
-import pytest
 import torch
 from torch import nn
 
 import zoo
-
-
-@pytest.fixture
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return zoo.create_model(
-        "vit_tiny_patch16_224",
-        "parameter",
-        img_size=32,
-        patch_size=8,
-        embed_dim=32,
-        depth=2,
-        num_heads=2,
-        num_classes=3,
-        seed=0,
-    )
-
-
-def told(report, *checks: str) -> list[str]:
-    return [str(finding) for finding in report.findings if finding.check in checks]
+from tests.zoo.auditing.steps import told
 
 
 def test_init_function_that_looks_for_parameters_never_runs(model) -> None:

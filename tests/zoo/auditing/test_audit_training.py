@@ -8,26 +8,7 @@ import torch
 from torch import nn
 
 import zoo
-
-
-@pytest.fixture
-def vit() -> nn.Module:
-    torch.manual_seed(0)
-    return timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=3
-    )
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1, *, draw=torch.randn) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(draw(4, 3, 32, 32)), torch.tensor([0, 1, 2, 0])).backward()
-        optimizer.step()
-    optimizer.zero_grad()  # as a loop does, so that what is left in .grad tells nothing
-
-
-def lines(report) -> list[str]:
-    return [str(finding) for finding in report.findings]
+from tests.zoo.auditing.steps import lines, train
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])

@@ -7,27 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from tests.zoo.auditing.steps import told
 from zoo.errors import ZooError
-
-
-@pytest.fixture
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return zoo.create_model(
-        "vit_tiny_patch16_224",
-        "parameter",
-        img_size=32,
-        patch_size=8,
-        embed_dim=32,
-        depth=2,
-        num_heads=2,
-        num_classes=3,
-        seed=0,
-    )
-
-
-def told(report, *checks: str) -> list[str]:
-    return [str(finding) for finding in report.findings if finding.check in checks]
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
