@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -17,7 +17,7 @@ from zoo.swapping.exchange import Exchange
 from zoo.swapping.refusals import check_plain, check_unwrapped
 from zoo.swapping.shared import SharedParts
 from zoo.swapping.undo import Remains
-from zoo.swapping.whole import Transplant, projection_of
+from zoo.swapping.whole import Transplant, is_whole, projection_of
 
 logger = logging.getLogger(__name__)
 _LIST = "see python -m zoo list"
@@ -32,17 +32,25 @@ class SwapReport:
         modules: Names of the attention modules that are of that variant now, in the model's order.
         left: Names of the attention modules left as they were, because `names` did not choose them.
         init: The scheme that drew the projections, or None where the weights were carried over.
+        is_whole: Whether the variant is a whole module, which may compute what it likes: the weights are the model's,
+            the function is the variant's own.
+        gradients_dropped: How many of the replaced parameters held a gradient, which their successors do not.
     """
 
     attention: str
     modules: tuple[str, ...]
     left: tuple[str, ...] = ()
     init: str | None = None
+    is_whole: bool = False
+    gradients_dropped: int = 0
 
     def __str__(self) -> str:
-        how = f"drawn by {self.init}" if self.init else "weights carried over"
-        kept = f", {len(self.left)} left" if self.left else ""
-        return f"{len(self.modules)} attention modules -> {self.attention}{kept}, {how}"
+        said = [f"{len(self.modules)} attention modules -> {self.attention}"]
+        said += [f"{len(self.left)} left"] if self.left else []
+        said += [f"drawn by {self.init}" if self.init else "weights carried over"]
+        said += ["the function is now the variant's own"] if self.is_whole else []
+        said += [f"{self.gradients_dropped} gradients dropped"] if self.gradients_dropped else []
+        return ", ".join(said)
 
 
 def swap_attention(
@@ -66,7 +74,8 @@ def swap_attention(
             (`zoo.Attention`) replaces the attention module itself, and starts where its own `__init__` says.
         init: A scheme that draws the projections anew (`zoo.init`), or None to carry the weights over.
         seed: Of the scheme's draw; None draws from torch's global stream.
-        names: Attention modules to swap, as names or globs ("blocks.0.attn", "blocks.1?.attn"); None swaps all.
+        names: Attention modules to swap, as names or globs of theirs or of what holds them ("blocks.0.attn",
+            "blocks.1?", "stages.0"); None swaps all.
 
     Returns:
         Which modules were swapped.
@@ -85,13 +94,14 @@ def swap_attention(
         exchanges = _plan(chosen, variant)
         transplants = [Transplant(model, name, module, variant) for name, module in chosen]
         with _undone_on_error() as undo:
-            _exchange(model, exchanges, undo, keep=init is not None)
+            dropped = _exchange(model, exchanges, undo, keep=init is not None)
             for transplant in transplants:
                 transplant.carry_out(undo)
             if init is not None:
                 undo.append(_keep_outside(chosen))
                 init_model(model, init, seed)
-    report = SwapReport(attention, tuple(name for name, _ in chosen), left, init)
+    whole = any(not transplant.is_idle for transplant in transplants) and is_whole(variant)
+    report = SwapReport(attention, tuple(name for name, _ in chosen), left, init, whole, dropped)
     logger.debug("%s", report)
     return report
 
@@ -107,7 +117,7 @@ def restore_attention(model: nn.Module) -> SwapReport:
             for. The message names it, and nothing was changed.
     """
     report = swap_attention(model, "linear", names="*")
-    return SwapReport("timm", report.modules)
+    return replace(report, attention="timm", left=())
 
 
 def _choose(model: nn.Module, names: Collection[str] | None) -> tuple[list[tuple[str, nn.Module]], tuple[str, ...]]:
@@ -126,13 +136,19 @@ def _choose(model: nn.Module, names: Collection[str] | None) -> tuple[list[tuple
         raise SwapError(f"{type(model).__name__} has no attention that can be swapped; {_LIST}")
     if names is None:
         return list(known.items()), ()
-    for pattern in names:
-        if not any(fnmatchcase(name, pattern) for name in known):
+    hits = {pattern: [name for name in known if _matches(name, pattern)] for pattern in names}
+    for pattern, found in hits.items():
+        if not found:
             raise UnknownNameError("attention module", pattern, known)
-    chosen = [(name, module) for name, module in known.items() if any(fnmatchcase(name, p) for p in names)]
+    chosen = [(name, module) for name, module in known.items() if any(name in found for found in hits.values())]
     if not chosen:
         raise SwapError("names is empty: give None to swap every attention, or the names of some")
     return chosen, tuple(name for name in known if name not in dict(chosen))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Say whether a pattern names an attention module, or what holds it."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def _plan(chosen: list[tuple[str, nn.Module]], variant: type[nn.Module]) -> list[Exchange]:
@@ -146,15 +162,21 @@ def _plan(chosen: list[tuple[str, nn.Module]], variant: type[nn.Module]) -> list
     return exchanges
 
 
-def _exchange(model: nn.Module, exchanges: list[Exchange], undo: list[Callable[[], None]], *, keep: bool) -> None:
-    """Carry the exchanges out, one at a time; `keep` holds on to the old weights, and renews all."""
+def _exchange(model: nn.Module, exchanges: list[Exchange], undo: list[Callable[[], None]], *, keep: bool) -> int:
+    """Carry the exchanges out, one at a time; `keep` holds on to the old weights, and renews all.
+
+    Returns:
+        How many of the old parameters held a gradient.
+    """
     due = [exchange for exchange in exchanges if keep or not exchange.is_kept]
+    dropped = {id(tensor) for exchange in due for tensor in exchange.old.parameters() if tensor.grad is not None}
     shared = SharedParts(model, due)
     graves: dict[int, Remains] = {}
     for exchange in due:
         new = exchange.build()
         shared.tie(exchange, new)
         undo.append(exchange.carry_out(new, graves, keep=keep))
+    return len(dropped)
 
 
 def _keep_outside(chosen: list[tuple[str, nn.Module]]) -> Callable[[], None]:

@@ -17,6 +17,8 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def check_unwrapped(model: nn.Module) -> None:
     """Refuse a model that is wrapped or compiled, whole or in part: the wrapper would go on with the old parameters."""
+    if not isinstance(model, nn.Module):
+        raise SwapError(f"wanted is a model, an nn.Module; got {type(model).__name__}")
     for name, module in model.named_modules():
         if type(module).__name__ in _WRAPPERS:
             raise SwapError(

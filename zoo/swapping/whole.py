@@ -24,13 +24,19 @@ class Origin:
         self.module = module
 
 
+def is_whole(variant: type[nn.Module]) -> bool:
+    """Say whether a variant replaces whole attention modules, not their projections alone."""
+    return issubclass(variant, Attention)
+
+
 def projection_of(variant: type[nn.Module]) -> type[Projection]:
     """Return the projection that a variant is, or that its whole module keeps its weights in.
 
     Raises:
         SwapError: If the class is neither a Projection nor a zoo.Attention.
     """
-    if issubclass(variant, Attention):
+    if is_whole(variant):
+        assert issubclass(variant, Attention)
         variant = find_attention(variant.projection)
     if not issubclass(variant, Projection):
         raise SwapError(

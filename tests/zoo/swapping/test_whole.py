@@ -42,6 +42,8 @@ def test_at_identity_the_model_stays_the_same_function(build_stock: BuildStock, 
     ours, stock = build_stock(plain), build_stock(plain)
     report = zoo.swap_attention(ours, "temperature")
     assert report.modules == ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn")
+    assert str(report).endswith("weights carried over, the function is now the variant's own")
+    assert not zoo.swap_attention(ours, "temperature").is_whole  # it was there already
     torch.testing.assert_close(ours(images), stock(images), rtol=1e-6, atol=1e-6)  # 1 * q is q; layouts may differ
     ours(images).square().sum().backward()
     stock(images).square().sum().backward()
