@@ -23,6 +23,7 @@ from zoo.auditing.progress import (
 from zoo.auditing.scale import ScaleRow, check_scale, measure_scale
 from zoo.auditing.snapshots import OptimizerLike, Snapshot, bare_model
 from zoo.auditing.unregistered import check_registered
+from zoo.auditing.wrapped import check_wrapper
 from zoo.errors import AuditError
 
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
@@ -104,12 +105,12 @@ def audit(
     Raises:
         ZooError: If the model fails on `batch`.
     """
-    model = bare_model(model)
+    given, model = model, bare_model(model)
     findings = list(check_materialized(model))
     attentions: tuple[ScaleRow, ...] = ()
     if not findings:  # without shapes there is nothing to measure yet
         attentions = measure_scale(model)
-        findings = [*_check_state(model, optimizer, before), *check_scale(attentions)]
+        findings = [*check_wrapper(given), *_check_state(model, optimizer, before), *check_scale(attentions)]
         if before is not None:
             findings += _check_since(model, before)
         if batch is not None and any(parameter.requires_grad for parameter in model.parameters()):
