@@ -7,6 +7,7 @@
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from zoo.errors import BundleError, ZooError
 from zoo.files.bundle_files import CARD as CARD
 from zoo.files.bundle_files import GOLDEN as GOLDEN
 from zoo.files.bundle_files import WEIGHTS as WEIGHTS
-from zoo.files.bundle_files import check_digests, digest
+from zoo.files.bundle_files import check_digests, digest, hint_inside
 from zoo.files.durable import new_directory
 from zoo.files.tensor_files import check_finite, find_misfits, list_names, read_tensors, read_tied, write_tensors
 from zoo.files.ties import tie
@@ -38,7 +39,7 @@ wrong weight or a missing tie moves them by far more.
 """
 
 
-def save_bundle(model: nn.Module, card: ModelCard, path: Path) -> None:
+def save_bundle(model: nn.Module, card: ModelCard, path: str | Path) -> None:
     """Write `model` as a bundle at `path`: all of it, proven to load and to answer the same, or nothing.
 
     The bundle is written beside `path`, flushed to disk, loaded back and checked, then renamed into place. The model
@@ -52,6 +53,7 @@ def save_bundle(model: nn.Module, card: ModelCard, path: Path) -> None:
     Raises:
         BundleError: If `path` exists, or card and model do not fit; nothing is left at `path`.
     """
+    path = Path(path)
     if path.exists():
         raise BundleError(f"{path}: exists already; bundles are never overwritten, remove it or choose another path")
     aside = path
@@ -66,7 +68,7 @@ def save_bundle(model: nn.Module, card: ModelCard, path: Path) -> None:
         raise BundleError(f"{path}: cannot be written ({reason}); nothing is left there") from error
 
 
-def load_bundle(path: Path) -> tuple[nn.Module, ModelCard]:
+def load_bundle(path: str | Path) -> tuple[nn.Module, ModelCard]:
     """Rebuild the model of the bundle at `path`.
 
     Args:
@@ -78,9 +80,10 @@ def load_bundle(path: Path) -> tuple[nn.Module, ModelCard]:
     Raises:
         BundleError: If anything is missing, damaged or does not fit; the message names file and tensor.
     """
+    path = Path(path)
     if not path.is_dir():
         raise BundleError(f"{path}: no bundle here, a directory with {CARD} and {WEIGHTS} is wanted")
-    card = read_card(path / CARD)
+    card = _read_card(path)
     tensors, ties = read_tied(path / WEIGHTS)
     read_golden(path, card)
     _check_card(path, card)
@@ -99,7 +102,7 @@ def load_bundle(path: Path) -> tuple[nn.Module, ModelCard]:
     return model.eval(), card
 
 
-def check_golden(model: nn.Module, path: Path) -> float:
+def check_golden(model: nn.Module, path: str | Path) -> float:
     """Ask `model` the golden input of the bundle at `path` and compare its logits.
 
     Args:
@@ -112,7 +115,8 @@ def check_golden(model: nn.Module, path: Path) -> float:
     Raises:
         BundleError: If the difference is beyond `GOLDEN_TOLERANCE`, or not finite.
     """
-    image, wanted = read_golden(path, read_card(path / CARD))
+    path = Path(path)
+    image, wanted = read_golden(path, _read_card(path))
     got = answer(model, image)
     if got.shape != wanted.shape:
         raise BundleError(f"{path / GOLDEN}: the logits have shape {tuple(wanted.shape)}, got {tuple(got.shape)}")
@@ -168,6 +172,12 @@ def _write(model: nn.Module, card: ModelCard, folder: Path) -> None:
     save_file({"input": image, "logits": logits.contiguous()}, folder / GOLDEN, metadata={"sha256": digests})
     for name in (WEIGHTS, GOLDEN):
         shutil.copymode(folder / CARD, folder / name)  # safetensors writes for the owner alone, whatever the umask
+
+
+def _read_card(path: Path) -> ModelCard:
+    if not os.path.lexists(path / CARD):
+        raise BundleError(f"{path}: no {CARD} in it: not a bundle{hint_inside(path)}")
+    return read_card(path / CARD)
 
 
 def _check_card(path: Path, card: ModelCard) -> None:

@@ -33,6 +33,14 @@ def test_a_bundle_gives_back_the_model_bit_for_bit(tmp_path: Path, attention: st
     assert sorted(file.name for file in (tmp_path / "new" / "bundle").iterdir()) == [CARD, GOLDEN, WEIGHTS]
 
 
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    model, path = make("parameter"), str(tmp_path / "bundle")
+    save_bundle(model, card_of("parameter"), path)
+    assert check_golden(load_bundle(path)[0], path) == 0.0
+    with pytest.raises(BundleError, match="exists already"):
+        save_bundle(model, card_of("parameter"), path)
+
+
 def test_raw_matrices_keep_their_names_in_the_file(bundle: Path) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in load_file(bundle / WEIGHTS).items()}
     raw = [name for name in shapes if name.startswith("blocks.0.attn.") and shapes[name] == (32, 32)]

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.zoo.trained import TINY
-from zoo.bundle import CARD, GOLDEN, WEIGHTS, load_bundle
+from zoo.bundle import CARD, GOLDEN, WEIGHTS, check_golden, load_bundle
 from zoo.errors import BundleError
 from zoo.files.bundle_files import digest
 
@@ -55,7 +56,7 @@ def with_new_hashes(bundle: Path, change: Callable[[dict[str, torch.Tensor]], ob
 
 
 DAMAGE = [
-    (lambda b: (b / CARD).unlink(), r"card\.json: cannot read the card"),
+    (lambda b: (b / CARD).unlink(), r"bundle: no card\.json in it: not a bundle$"),
     (lambda b: (b / WEIGHTS).unlink(), r"model\.safetensors: missing"),
     (lambda b: (b / GOLDEN).unlink(), r"golden\.safetensors: missing"),
     (lambda b: truncate(b / WEIGHTS), r"model\.safetensors: truncated"),
@@ -142,8 +143,17 @@ def test_a_card_that_asks_for_more_than_the_weights_hold_allocates_nothing(bundl
 
 
 def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"nowhere: no bundle here"):
-        load_bundle(tmp_path / "nowhere")
+    for path in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
+        with pytest.raises(BundleError, match=r"nowhere: no bundle here"):
+            load_bundle(path)
+
+
+def test_a_runs_folder_points_to_its_bundle(bundle: Path) -> None:
+    hint = f"no card.json in it: not a bundle; did you mean {bundle}?"
+    with pytest.raises(BundleError, match=re.escape(f"{bundle.parent}: {hint}")):
+        load_bundle(bundle.parent)
+    with pytest.raises(BundleError, match=re.escape(hint)):
+        check_golden(load_bundle(bundle)[0], str(bundle.parent))
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, CARD])

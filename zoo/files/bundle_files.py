@@ -9,12 +9,22 @@ from zoo.errors import BundleError
 WEIGHTS: Final = "model.safetensors"
 CARD: Final = "card.json"
 GOLDEN: Final = "golden.safetensors"
+_INSIDE = ("bundle", "latest/bundle", "checkpoints/*")  # of a training run's folder
 
 
 def digest(file: Path) -> str:
     """Return a file's SHA-256."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def hint_inside(path: Path) -> str:
+    """Phrase, for the end of an error line, which bundle or checkpoint of a training run in `path` may be meant."""
+    for pattern in _INSIDE:
+        found = sorted(weights.parent for weights in path.glob(f"{pattern}/{WEIGHTS}"))
+        if found:
+            return f"; did you mean {found[-1]}?"
+    return ""
 
 
 def check_digests(path: Path, recorded: str) -> None:

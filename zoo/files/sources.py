@@ -11,7 +11,7 @@ from timm.models._hub import load_model_config_from_path
 
 from zoo.card import MAX_CARD_BYTES, read_card
 from zoo.errors import BundleError
-from zoo.files.bundle_files import CARD, GOLDEN, WEIGHTS, check_digests
+from zoo.files.bundle_files import CARD, GOLDEN, WEIGHTS, check_digests, hint_inside
 from zoo.files.tensor_files import read_tensors
 from zoo.plugin_check import check_plugins
 
@@ -61,7 +61,7 @@ def find_source(path: Path) -> Source:
         return read_timm_folder(path)
     if (path / WEIGHTS).is_file():
         return Source(path / WEIGHTS)
-    raise BundleError(f"{path}: no {WEIGHTS} that could be read here; wanted {WANTED}")
+    raise BundleError(f"{path}: no {WEIGHTS} that could be read here; wanted {WANTED}{hint_inside(path)}")
 
 
 def read_timm_folder(path: Path) -> Source:

@@ -83,6 +83,24 @@ def test_a_path_with_nothing_to_read_is_named(tmp_path: Path, write: Callable[[P
 
 
 @pytest.mark.parametrize(
+    ("inside", "meant"),
+    [
+        (("bundle", "checkpoints/step-00000002"), "bundle"),
+        (("checkpoints/step-00000001", "checkpoints/step-00000002"), "checkpoints/step-00000002"),
+        (("latest/bundle",), "latest/bundle"),
+        (("images",), None),
+    ],
+)
+def test_a_runs_folder_points_to_what_may_be_meant(tmp_path: Path, inside: tuple[str, ...], meant: str | None) -> None:
+    for folder in inside:
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "model.safetensors").touch()
+    with pytest.raises(BackboneError, match=r"no model\.safetensors that could be read here") as caught:
+        load(tmp_path)
+    assert str(caught.value).partition("; did you mean ")[2] == ("" if meant is None else f"{tmp_path / meant}?")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (b"{", "not JSON in UTF-8"),
