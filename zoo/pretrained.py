@@ -155,7 +155,8 @@ def _filter(model: nn.Module, recipe: Recipe, source: Source, tensors: Mapping[s
         except TypeError:  # some take the tensors alone, as timm's own caller knows
             return dict(recipe.filter(dict(tensors)))
     except Exception as error:  # timm's filters index and reshape what they are given, whatever it is
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        misfits = list_names(find_misfits(tensors, model.state_dict(), exact=False), separator="; ")
+        reason = misfits or f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise BackboneError(f"{source.file}: timm cannot adapt it to {type(model).__name__}: {reason}") from error
     finally:
         vars(model)["pretrained_model_args"] = saved

@@ -111,7 +111,11 @@ def test_positions_on_a_grid_that_is_not_square_keep_their_shape_from_a_bundle(t
         ({"head.weight": torch.ones(5, 32)}, r"head.weight: got \(5, 32\) float32"),  # its bias has three
         ({"head.bias": None}, "head.bias is missing"),
         ({"head.weight": torch.ones(())}, r"head.weight: got \(\) float32"),
-        ({"pos_embed": torch.ones(1, 14, 32)}, "weights.safetensors: timm cannot adapt it to VisionTransformer: "),
+        (
+            {"pos_embed": torch.ones(1, 14, 32)},
+            r"weights.safetensors: timm cannot adapt it to VisionTransformer: pos_embed: got \(1, 14, 32\) float32, "
+            r"wanted \(1, 17, 32\)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -122,6 +126,11 @@ def test_what_does_not_fit_is_refused_by_name(
         load(file)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_tokens_that_the_file_has_no_place_for_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BackboneError, match=r"pos_embed: got \(1, 17, .*wanted \(1, 21, .*; reg_token is missing$"):
+        load(saved(tmp_path), reg_tokens=4)
 
 
 def test_another_width_of_float_is_cast_and_said(tmp_path: Path) -> None:
