@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from zoo.bundle import answer, ask_golden, check_golden, compare_logits, load_bundle, save_bundle
 from zoo.card import ModelCard
 from zoo.create import create_model, find_architecture
-from zoo.errors import BundleError, UnknownNameError
+from zoo.errors import BundleError, SwapError, UnknownNameError
 from zoo.files.bundle_files import CARD, WEIGHTS
 from zoo.files.durable import new_directory
 from zoo.files.sources import CONFIG, STATE
 from zoo.files.tensor_files import list_names
 from zoo.files.ties import find_ties
 from zoo.files.timm_folders import OURS, describe_timm_model, load_by_timm, write_timm_folder
-from zoo.plugins import plugin_sources
+from zoo.plugins import find_plugin, plugin_sources
 from zoo.pretrained import find_report
 from zoo.registry import list_attentions
 from zoo.swap import restore_attention, swap_attention
@@ -89,7 +89,7 @@ def convert(
         UnknownNameError: If there is no such variant or backbone.
         BackboneError, BundleError: If the source is missing, damaged or has no trained weights, or the destination
             exists or cannot be written.
-        SwapError: If the model's attention cannot be converted.
+        SwapError: If the model's attention cannot be converted, or the variant computes another function.
     """
     if attention != TIMM and attention not in list_attentions():
         raise UnknownNameError("attention", attention, (*list_attentions(), TIMM))
@@ -100,10 +100,12 @@ def convert(
     _, wanted = ask_golden(model, card)
     if attention == TIMM:
         restore_attention(model)
+        _check_function(ask_golden(model, card)[1], wanted, "linear", str(source), before)
         card = card.model_copy(update={"attention": "linear", "plugins": ()})
         notes += _write_for_timm(model, card, target, wanted)
     else:
         swap_attention(model, attention)
+        _check_function(ask_golden(model, card)[1], wanted, attention, str(source), before)
         card = card.model_copy(
             update={"attention": attention, "attention_options": {}, "plugins": plugin_sources(attention)}
         )
@@ -142,6 +144,23 @@ def _load(source: str | Path, class_names: Sequence[str] | None) -> tuple[nn.Mod
     if report.drawn:
         raise BundleError(f"{text}: not all of it is trained: {'; '.join(report.adapted)}")
     return model, card, TIMM, [*notes, *report.adapted]
+
+
+def _check_function(got: Tensor, wanted: Tensor, attention: str, source: str, before: str) -> None:
+    """Raise SwapError if a variant answers otherwise than what it replaced, of the same weights."""
+    try:
+        compare_logits(got, wanted)
+    except BundleError as error:
+        difference = (got - wanted).abs().max().item()
+        is_path = before != TIMM or Path(source.removeprefix("local-dir:")).exists()
+        start = f"--model.pretrained {source}" if is_path else f"--model.backbone {source} --model.pretrained true"
+        plugin = find_plugin(attention)
+        given = f" --model.plugins {plugin.file}" if plugin and plugin.file and not plugin.source.distribution else ""
+        raise SwapError(
+            f"{source}: {attention!r} computes another function (logits differ by {difference:.3g}), so that the "
+            "conversion would not be the same model; train it from these weights instead: "
+            f"{start} --model.attention {attention}{given}"
+        ) from error
 
 
 def _name_timm_source(text: str, folder: Path) -> str:

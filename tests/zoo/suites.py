@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import zoo
 from zoo.projections import ParameterProjection
@@ -20,6 +21,14 @@ class Temperature(zoo.Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **masks: Any) -> Tensor:
         return super().attend(q * self.temperature, k, v, **masks)
+
+
+class Cosine(zoo.Attention):
+    """Attention by the cosine of queries and keys: another function than timm's, of the same weights."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **masks: Any) -> Tensor:
+        scale = 10 * self.head_dim**0.5  # a fixed temperature in place of timm's 1 / sqrt(D)
+        return super().attend(scale * F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, **masks)
 
 
 class Broken(ParameterProjection):

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import zoo
-from tests.zoo.trained import bundle_of, timm_folder
+from tests.zoo.suites import Cosine
+from tests.zoo.trained import bundle_of, load, make, timm_folder
 from zoo import conversion
 from zoo.bundle import WEIGHTS
 from zoo.conversion import convert
@@ -133,7 +134,7 @@ def test_a_conversion_that_changes_the_function_is_refused(tmp_path: Path, monke
 
     monkeypatch.setattr(conversion, "restore_attention", forget)
     bundle_of(tmp_path / "b")
-    with pytest.raises(BundleError, match="logits differ by"):
+    with pytest.raises(SwapError, match=r"'linear' computes another function \(logits differ by"):
         convert(tmp_path / "b", tmp_path / "new", "timm")
     assert names_in(tmp_path) == ["b"]
 
@@ -166,3 +167,27 @@ def test_attention_that_stock_timm_has_not_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SwapError, match=r"blocks\.0\.attn\.temperature is a parameter of Tempered alone"):
         convert(tmp_path / "b", tmp_path / "new", "timm")
     assert names_in(tmp_path) == ["b"]
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("write", [bundle_of, timm_folder])
+def test_a_variant_of_another_function_is_refused_and_can_be_trained_from_the_weights(
+    tmp_path: Path, write: Callable[[Path], Path], images: Tensor
+) -> None:
+    zoo.register_attention("cosine")(Cosine)
+    source = write(tmp_path / "b")
+    with pytest.raises(SwapError, match=r"'cosine' computes another function \(logits differ by 0\.\d+\)") as caught:
+        convert(source, tmp_path / "new", "cosine")
+    way_out = f"train it from these weights instead: --model.pretrained {source} --model.attention cosine"
+    assert way_out in str(caught.value)
+    assert "not the same weights" not in str(caught.value)
+    assert names_in(tmp_path) == ["b"]
+    bundle_of(tmp_path / "c", "cosine")
+    for attention in ("timm", "linear"):
+        with pytest.raises(SwapError, match=r"c: 'linear' computes another function"):
+            convert(tmp_path / "c", tmp_path / "new", attention)
+    assert names_in(tmp_path) == ["b", "c"]
+    model = load(source, "cosine")  # what the way out does
+    assert not torch.equal(model(images), make()(images))
+    zoo.restore_attention(model)
+    assert torch.equal(model(images), make()(images))
