@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from zoo.auditing.snapshots import bare_model
 from zoo.errors import ZooError
 from zoo.patterns import select
 from zoo.still import hold_still, iter_running, let_run
@@ -23,7 +24,7 @@ def freeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]:
     stop where their module is frozen whole.
 
     Args:
-        model: Any module. It remembers the names, so that the audit can tell a freeze from an accident.
+        model: Any module, not wrapped. It remembers the names, so that the audit can tell a freeze from an accident.
         patterns: Names, paths, globs, ranges of blocks, or "all but ...", as `zoo.patterns` lists them:
             "patch_embed", "blocks.0-5", "blocks.*.attn", ["cls_token", "*.bias"], "all but head".
 
@@ -32,10 +33,12 @@ def freeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]:
 
     Raises:
         UnknownNameError: If a pattern names nothing, or a block beyond the last; nothing is changed.
-        ZooError: If a range is empty, or "all but ..." stands beside another pattern; nothing is changed.
+        ZooError: If a range is empty, "all but ..." stands beside another pattern, a pattern is no text, or the model
+            is wrapped for DDP or DataParallel, or compiled; nothing is changed.
     """
+    wanted = _check_arguments("freeze", model, patterns)
     parameters, running = dict(model.named_parameters(remove_duplicate=False)), iter_running(model)
-    chosen = set(select({**parameters, **running}, patterns))
+    chosen = set(select({**parameters, **running}, wanted))
     names = tuple(name for name in parameters if name in chosen)
     for name in names:
         parameters[name].requires_grad_(False)  # noqa: FBT003
@@ -55,7 +58,7 @@ def unfreeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
     for DDP after it, not before: both read requires_grad once.
 
     Args:
-        model: Any module.
+        model: Any module, not wrapped.
         patterns: As for `freeze`.
 
     Returns:
@@ -65,8 +68,9 @@ def unfreeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
         UnknownNameError: As `freeze`; nothing is changed.
         ZooError: As `freeze`, or if a parameter of integers is named, which cannot be trained; nothing is changed.
     """
+    wanted = _check_arguments("unfreeze", model, patterns)
     parameters, running = dict(model.named_parameters(remove_duplicate=False)), iter_running(model)
-    chosen = set(select({**parameters, **running}, patterns))
+    chosen = set(select({**parameters, **running}, wanted))
     names = tuple(name for name in parameters if name in chosen)
     for name in names:
         if not (parameters[name].is_floating_point() or parameters[name].is_complex()):
@@ -82,6 +86,24 @@ def unfreeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
         if not chosen.isdisjoint(own or [path]):
             let_run(module, training=None if module is model else model.training)
     return names
+
+
+def _check_arguments(verb: str, model: nn.Module, patterns: str | Iterable[str]) -> list[str]:
+    """Return the patterns as a list, or raise for what is no pattern, no module, or wrapped."""
+    if not isinstance(model, nn.Module):
+        raise ZooError(f"{verb} wants a model, an nn.Module, got {model!r:.60}")
+    wrapper = model if bare_model(model) is not model else None
+    for name, module in [("", wrapper), *model.named_modules()]:
+        if module is wrapper is not None or isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            raise ZooError(
+                f"{verb} before the model is wrapped: {name or 'the model'} is a wrapper, {type(module).__name__}: its names "
+                f"have a prefix, and it read requires_grad when it was made; {verb} the model inside, then wrap it"
+            )
+    wanted = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else list(patterns)
+    for pattern in wanted:
+        if not isinstance(pattern, str):
+            raise ZooError(f"{verb} wants patterns, texts such as 'head' or 'blocks.0-5', got {pattern!r:.60}")
+    return wanted
 
 
 def find_frozen(model: nn.Module) -> frozenset[str]:

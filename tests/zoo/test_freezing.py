@@ -1,9 +1,10 @@
 import copy
+from collections.abc import Iterator
 
 import pytest
 import timm
 import torch
-from torch import nn
+from torch import distributed, nn
 
 import zoo
 from zoo.errors import UnknownNameError, ZooError
@@ -169,3 +170,52 @@ def test_everything_frozen_is_said_plainly(vit) -> None:
     zoo.freeze(vit, "*")
     with pytest.raises(ZooError, match=r"no trainable parameters: all 32 are frozen, 32 of them by a freeze pattern"):
         check_trainable(vit)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("act", [zoo.freeze, zoo.unfreeze])
+@pytest.mark.parametrize(
+    ("wrap", "kind"),
+    [
+        (nn.parallel.DistributedDataParallel, "the model is a wrapper, DistributedDataParallel"),
+        (nn.DataParallel, "the model is a wrapper, DataParallel"),
+        (lambda model: torch.compile(model, backend="eager"), "the model is a wrapper, OptimizedModule"),
+        (lambda model: nn.Sequential(nn.DataParallel(model)), "0 is a wrapper, DataParallel"),
+    ],
+)
+def test_wrapped_model_is_refused_and_left_as_it_was(vit, act, wrap, kind) -> None:
+    wrapped = wrap(vit)
+    with pytest.raises(ZooError, match=rf"^{act.__name__} before the model is wrapped: {kind}: .*; {act.__name__} the"):
+        act(wrapped, "*blocks.0*")
+    assert frozen(vit) == set()
+    assert find_frozen(wrapped) == set()
+
+
+def test_model_frozen_before_it_is_wrapped_raises_no_alarm(vit) -> None:
+    zoo.freeze(vit, "blocks.0")
+    assert zoo.audit(nn.DataParallel(vit)).errors == ()
+
+
+@pytest.mark.parametrize("act", [zoo.freeze, zoo.unfreeze])
+@pytest.mark.parametrize(("patterns", "got"), [(3, "3"), (["head", None], "None"), (nn.Linear, ".*Linear")])
+def test_what_is_no_pattern_is_refused_in_one_line(vit, act, patterns, got) -> None:
+    with pytest.raises(ZooError, match=rf"^{act.__name__} wants patterns, texts such as 'head' .*, got {got}"):
+        act(vit, patterns)
+    assert frozen(vit) == set()
+
+
+@pytest.mark.parametrize("model", [nn.Linear, "vit", None])
+def test_what_is_no_model_cannot_be_frozen(model) -> None:
+    with pytest.raises(ZooError, match=r"^freeze wants a model, an nn\.Module, got "):
+        zoo.freeze(model, "head")
+
+
+def test_patterns_may_come_from_a_generator(vit) -> None:
+    assert zoo.freeze(vit, (name for name in ["head.bias", "cls_token"])) == ("cls_token", "head.bias")
