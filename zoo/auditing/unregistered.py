@@ -1,5 +1,6 @@
 """Find tensors and modules that a model holds where nn.Module does not look: attributes, containers, closures."""
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
@@ -18,6 +19,8 @@ LOST = "not moved, trained, saved or synchronised"
 # nn.Module's own attributes: registries, hooks, flags
 _INTERNALS = frozenset(vars(nn.Module()))
 _NOT_ENTERED = (Optimizer, Dataset, ModuleType, type, str, bytes, bool, int, float, type(None))
+# what a module computed and keeps for the next pass, as timm's attention_bias_cache['cuda:0'] in eval mode
+_CACHE = re.compile(r"(^|\.)\w*_cache(\[.*\])?$")
 
 
 class Held(NamedTuple):
@@ -39,11 +42,14 @@ def check_registered(model: nn.Module) -> Iterator[Finding]:
 
     They are not moved by `.to`, not trained, not saved and, under DDP, not synchronised. Looked into are attributes
     of modules and of their classes, containers, dataclasses, other objects, partials, functions' closures and defaults.
+    Tensors without a gradient under a name that ends in "_cache" are left out.
     """
     known = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     for name, value, in_object in iter_unregistered(model):
         if isinstance(value, nn.Module):
             finding = _judge_module(name, value, known)
+        elif not value.requires_grad and _CACHE.search(name):
+            finding = None
         elif value.grad_fn is not None:
             finding = _judge_computed(name, value, known)
         elif value.requires_grad or not in_object:

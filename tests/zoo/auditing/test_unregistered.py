@@ -5,6 +5,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -258,3 +259,33 @@ def test_what_is_no_float_tensor_is_no_fault(value) -> None:
 def test_everything_found_is_yielded_once() -> None:
     tensor = torch.ones(1)
     assert [held.name for held in iter_unregistered(holding([tensor, tensor, {"again": tensor}]))] == ["held[0]"]
+
+
+def test_cache_that_a_module_fills_in_eval_mode_is_no_lost_parameter() -> None:
+    model = timm.create_model(
+        "levit_128s", img_size=64, embed_dim=(32, 32, 32), depth=(1, 1, 1), num_heads=(2, 2, 2), num_classes=3
+    ).eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        model(images)
+    assert any("attention_bias_cache['cpu']" in held.name for held in iter_unregistered(model))
+    assert zoo.audit(model, batch=images).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "errors"),
+    [
+        ("rope_cache", torch.ones(2), 0),
+        ("_bias_cache", {"cpu": [torch.ones(2)]}, 0),
+        ("rope_cached", torch.ones(2), 1),
+        ("rope_cache", torch.ones(2, requires_grad=True), 1),
+        ("rope_cache", [nn.Parameter(torch.ones(2))], 1),
+        ("rope_cache", torch.ones(2, requires_grad=True) * 2, 1),
+    ],
+)
+def test_only_what_cannot_learn_is_left_out_under_a_caches_name(attribute, value, errors) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    setattr(model[0], attribute, value)
+    found = zoo.audit(model).errors
+    assert len(found) == errors
+    assert all(finding.tensor.startswith(f"0.{attribute}") for finding in found)
