@@ -9,7 +9,7 @@ from unittest import SkipTest
 import pytest
 
 import zoo
-from tests.zoo.suites import Broken, Temperature, suite
+from tests.zoo.suites import Broken, Cosine, Temperature, suite
 from zoo.errors import PluginError
 from zoo.testing import VariantSuite
 from zoo.trial import PLAIN
@@ -41,6 +41,18 @@ class TestWholeModule(VariantSuite):
     restores = False
 
 
+@pytest.fixture
+def cosine(own_registry: None) -> None:  # noqa: ARG001
+    zoo.register_attention("cosine")(Cosine)
+
+
+@pytest.mark.usefixtures("cosine")
+class TestAnotherFunction(VariantSuite):
+    attention = "cosine"
+    backbones = PLAIN
+    same_function = False
+
+
 @pytest.mark.slow
 class TestInOneGraph(VariantSuite):
     attention = "parameter"
@@ -58,6 +70,15 @@ def test_what_can_be_restored_says_so() -> None:
 def test_a_flag_that_is_off_skips_and_says_which() -> None:
     with pytest.raises(SkipTest, match="exports = False"):
         suite(Broken).test_it_exports()
+
+
+@OWN
+@pytest.mark.parametrize("test", ["test_a_swap_keeps_the_logits", "test_a_swap_keeps_a_training_step"])
+def test_another_function_is_compared_with_timms_only_where_it_claims_to_be_the_same(test: str) -> None:
+    with pytest.raises(AssertionError, match=r"logits in .* mode: differ by up to"):
+        getattr(suite(Cosine), test)()
+    with pytest.raises(SkipTest, match="same_function = False"):
+        getattr(suite(None, same_function=False), test)()
 
 
 @OWN
@@ -89,7 +110,7 @@ def test_a_users_test_file_is_collected_by_pytest_and_the_suite_needs_none(tmp_p
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "12 passed, 2 skipped" in done.stdout, done.stdout
+    assert "13 passed, 2 skipped" in done.stdout, done.stdout
     code = "import sys, zoo.testing; assert 'pytest' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
@@ -100,5 +121,5 @@ class TestNames:
     names: ClassVar = [name for name in vars(VariantSuite) if name.startswith("test_")]
 
     def test_every_test_explains_itself(self) -> None:
-        assert len(self.names) == 14
+        assert len(self.names) == 15
         assert all(getattr(VariantSuite, name).__doc__ for name in self.names)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import zoo
-from tests.zoo.suites import Broken, Temperature, suite
+from tests.zoo.suites import Broken, Cosine, Temperature, suite
 from zoo.errors import ZooError
 from zoo.trial import TINY
 
@@ -91,6 +91,17 @@ class NoHalf(Broken):
         return y * 3 if y.dtype == torch.bfloat16 else y
 
 
+class Infinite(Cosine):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **masks: Any) -> Tensor:
+        return super().attend(q, k, v, **masks) / torch.zeros(())
+
+
+class HalfCosine(Cosine):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **masks: Any) -> Tensor:
+        y = super().attend(q, k, v, **masks)
+        return y * 5 if y.dtype == torch.bfloat16 else y
+
+
 class Branching(Broken):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -136,8 +147,10 @@ class Branching(Broken):
         (Unused, "test_the_audit_finds_nothing", r"attn\.qkv\.gain: is trainable and gets no gradient"),
         (Detached, "test_the_audit_finds_nothing", r"attn\.qkv\.to_q: is trainable and gets no gradient"),
         (Restless, "test_it_freezes_and_unfreezes", r"frozen and moved: \['blocks\.0\.attn\."),
+        (Infinite, "test_logits_and_gradients_are_finite", "vit_tiny_patch16_224 with mine: NaN or Inf in the logits"),
+        (Detached, "test_logits_and_gradients_are_finite", r"no finite gradient for \['blocks\.0\.attn\.qkv\.to_q'"),
         (NoHalf, "test_autocast_works", "off by .* under bf16"),
-        (Detached, "test_autocast_works", r"no finite gradient under bf16 for \['blocks\.0\.attn\.qkv\.to_q'"),
+        (Detached, "test_autocast_works", r"under bf16: no finite gradient for \['blocks\.0\.attn\.qkv\.to_q'"),
     ],
 )
 def test_each_planted_fault_fails_its_test(cls: type[nn.Module] | None, test: str, message: str) -> None:
@@ -208,3 +221,14 @@ def test_exactness_is_what_the_suite_says() -> None:
     suite(None, exact=False).test_a_swap_keeps_a_training_step()
     with pytest.raises(AssertionError, match="allowed is 1e-09 of them"):
         suite(None, exact=False, tolerance=1e-9).test_a_swap_keeps_the_logits()
+
+
+@OWN
+def test_bf16_is_held_to_what_the_suite_allows_and_to_the_variants_own_float32() -> None:
+    suite(Cosine, same_function=False).test_autocast_works()
+    with pytest.raises(AssertionError, match=r"off by .* under bf16, allowed is 1\.\d+e-05"):
+        suite(None, same_function=False, tolerance=1e-6, bf16_tolerance=1e-5).test_autocast_works()
+    suite(None, same_function=False, tolerance=0.05, bf16_tolerance=1e-5).test_autocast_works()
+    zoo.register_attention("half")(HalfCosine)
+    with pytest.raises(AssertionError, match=r"with half: off by .* under bf16"):
+        suite(None, attention="half", same_function=False).test_autocast_works()
