@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from zoo.auditing.arguments import check_model
 from zoo.auditing.snapshots import bare_model
 from zoo.errors import ZooError
 from zoo.patterns import select
@@ -90,14 +91,13 @@ def unfreeze(model: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
 
 def _check_arguments(verb: str, model: nn.Module, patterns: str | Iterable[str]) -> list[str]:
     """Return the patterns as a list, or raise for what is no pattern, no module, or wrapped."""
-    if not isinstance(model, nn.Module):
-        raise ZooError(f"{verb} wants a model, an nn.Module, got {model!r:.60}")
+    check_model(model, verb)
     wrapper = model if bare_model(model) is not model else None
     for name, module in [("", wrapper), *model.named_modules()]:
         if module is wrapper is not None or isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
             raise ZooError(
-                f"{verb} before the model is wrapped: {name or 'the model'} is a wrapper, {type(module).__name__}: its names "
-                f"have a prefix, and it read requires_grad when it was made; {verb} the model inside, then wrap it"
+                f"{verb} before the model is wrapped: {name or 'the model'} is a wrapper, {type(module).__name__}: its "
+                f"names have a prefix, and it read requires_grad before; {verb} the model inside, then wrap it"
             )
     wanted = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else list(patterns)
     for pattern in wanted:

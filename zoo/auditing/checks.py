@@ -1,13 +1,14 @@
 """The checks that need a model and its optimizer alone, each for one way of not training as the owner believes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from zoo.auditing.arguments import OptimizerLike
 from zoo.auditing.findings import Finding
-from zoo.auditing.snapshots import OptimizerLike, Snapshot, first_names, readable_values
+from zoo.auditing.snapshots import Snapshot, first_names, readable_values
 from zoo.freezing import find_frozen, find_nothing_trainable
 
 _STATISTICS = ("running_mean", "running_var")  # buffers that are never a mask or a bound
@@ -40,17 +41,18 @@ def check_requires_grad(model: nn.Module) -> Iterator[Finding]:
             yield Finding("requires_grad", "warning", name, message)
 
 
-def check_optimizer(model: nn.Module, optimizer: OptimizerLike, before: Snapshot | None = None) -> Iterator[Finding]:
-    """Find what the optimizer misses, holds twice, or holds though it is not the model's."""
+def check_optimizer(
+    model: nn.Module, optimizers: Sequence[OptimizerLike], before: Snapshot | None = None
+) -> Iterator[Finding]:
+    """Find what the optimizers together miss, hold twice, or hold though it is not the model's."""
     names = first_names(dict(model.named_parameters(remove_duplicate=False)))
-    places: dict[int, list[int]] = {}
+    places: dict[int, list[str]] = {}
     orphans: list[tuple[str, Tensor]] = []
-    for index, group in enumerate(optimizer.param_groups):
-        for place, tensor in enumerate(group["params"]):
-            places.setdefault(id(tensor), []).append(index)
-            if id(tensor) not in names:
-                was = before.name_of(tensor) if before is not None else ""
-                orphans.append((was or f"group {index}, tensor {place}", tensor))
+    for group, place, tensor in _iter_held(optimizers):
+        places.setdefault(id(tensor), []).append(group)
+        if id(tensor) not in names:
+            was = before.name_of(tensor) if before is not None else ""
+            orphans.append((was or f"{group}, tensor {place}", tensor))
     missing = {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -65,9 +67,18 @@ def check_optimizer(model: nn.Module, optimizer: OptimizerLike, before: Snapshot
         yield _name_orphan(name, tensor, missing)
 
 
-def _check_places(name: str, parameter: nn.Parameter, groups: list[int]) -> Iterator[Finding]:
+def _iter_held(optimizers: Sequence[OptimizerLike]) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield each tensor that an optimizer holds: its group, as "optimizer 1's group 0", its place there, and it."""
+    for number, optimizer in enumerate(optimizers):
+        owner = f"optimizer {number}'s " if len(optimizers) > 1 else ""
+        for index, group in enumerate(optimizer.param_groups):
+            for place, tensor in enumerate(group["params"]):
+                yield f"{owner}group {index}", place, tensor
+
+
+def _check_places(name: str, parameter: nn.Parameter, groups: list[str]) -> Iterator[Finding]:
     if len(groups) > 1:
-        message = f"is held {len(groups)} times by the optimizer, in groups {groups}: each step would move it so often"
+        message = f"is held {len(groups)} times, in {' and '.join(groups)}: each step would move it so often"
         yield Finding("optimizer", "error", name, message)
     if groups and not parameter.requires_grad:
         if parameter.grad is None:

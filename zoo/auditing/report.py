@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from zoo.auditing.aliasing import check_ties
+from zoo.auditing.arguments import OptimizerLike, Optimizers, check_model, list_optimizers
 from zoo.auditing.checks import check_contiguous, check_finite, check_materialized, check_optimizer, check_requires_grad
 from zoo.auditing.findings import Finding as Finding
 from zoo.auditing.findings import Severity, tell_findings
@@ -20,8 +21,9 @@ from zoo.auditing.progress import (
     check_replaced,
     check_rewrites,
 )
+from zoo.auditing.raw_matrices import check_raw_matrices
 from zoo.auditing.scale import ScaleRow, check_scale, measure_scale
-from zoo.auditing.snapshots import OptimizerLike, Snapshot, bare_model
+from zoo.auditing.snapshots import Snapshot, bare_model
 from zoo.auditing.unregistered import check_registered
 from zoo.auditing.wrapped import check_wrapper
 from zoo.errors import AuditError
@@ -83,7 +85,7 @@ class AuditReport:
 
 def audit(
     model: nn.Module,
-    optimizer: OptimizerLike | None = None,
+    optimizer: Optimizers | None = None,
     *,
     batch: Batch | None = None,
     before: Snapshot | None = None,
@@ -92,7 +94,8 @@ def audit(
 
     Args:
         model: The model, bare or wrapped for DDP or by torch.compile; names are the bare model's.
-        optimizer: What will step it; without it, nothing is said of its groups.
+        optimizer: What will step it, or a list of several that share its parameters; without it, nothing is said of
+            groups.
         batch: Images, (B, 3, height, width), the tuple of forward's arguments or the mapping of its keywords: one
             forward and backward pass is tried on a copy in train mode, for what forward does not use, replaces or
             keeps to itself.
@@ -103,14 +106,16 @@ def audit(
         The findings; `raise_for_findings()` turns errors into an exception.
 
     Raises:
-        ZooError: If the model fails on `batch`.
+        ZooError: If the model fails on `batch`, is no module, or the optimizer is none.
     """
+    check_model(model, "the audit")
+    optimizers = None if optimizer is None else list_optimizers(optimizer, "the audit")
     given, model = model, bare_model(model)
     findings = list(check_materialized(model))
     attentions: tuple[ScaleRow, ...] = ()
     if not findings:  # without shapes there is nothing to measure yet
         attentions = measure_scale(model)
-        findings = [*check_wrapper(given), *_check_state(model, optimizer, before), *check_scale(attentions)]
+        findings = [*check_wrapper(given), *_check_state(model, optimizers, before), *check_scale(attentions)]
         if before is not None:
             findings += _check_since(model, before)
         if batch is not None and any(parameter.requires_grad for parameter in model.parameters()):
@@ -126,14 +131,15 @@ def audit(
     )
 
 
-def _check_state(model: nn.Module, optimizer: OptimizerLike | None, before: Snapshot | None) -> list[Finding]:
+def _check_state(model: nn.Module, optimizers: list[OptimizerLike] | None, before: Snapshot | None) -> list[Finding]:
     return [
         *check_registered(model),
         *check_requires_grad(model),
-        *(check_optimizer(model, optimizer, before) if optimizer is not None else ()),
+        *(check_optimizer(model, optimizers, before) if optimizers is not None else ()),
         *check_ties(model),
         *check_contiguous(model),
         *check_finite(model),
+        *check_raw_matrices(model),
     ]
 
 

@@ -1,27 +1,20 @@
 """A snapshot of a model and its optimizer, and a record of what training did to each parameter since."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
+from zoo.auditing.arguments import Optimizers, check_model, list_optimizers
 from zoo.errors import ZooError
 
 _SAMPLE = 256  # values of a parameter, evenly spaced, that tell a fresh draw from a small correction
-
-
-class OptimizerLike(Protocol):
-    """What the audit reads of an optimizer: torch's own, and Accelerate's wrapper of one."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups, each with "params" and "lr"."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,10 +103,12 @@ class Snapshot:
         parameters: Every parameter by every name it had, ties included.
         traces: Those that were trainable, by their first name.
         frozen: Those that were not.
-        steps: Optimizer steps since, or None without an optimizer that can tell.
+        steps: Optimizer steps since, of several optimizers those of the busiest; None without one that can tell.
     """
 
-    def __init__(self, model: nn.Module, optimizer: OptimizerLike | None) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizers | None) -> None:
+        check_model(model, "the snapshot")
+        optimizers = list_optimizers(optimizer, "the snapshot")
         model = bare_model(model)
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, tensor in self.parameters.items():
@@ -128,11 +123,13 @@ class Snapshot:
             trace.tensor.register_post_accumulate_grad_hook(trace.note_gradient)  # type: ignore[no-untyped-call]
             for trace in self.traces.values()
         ]
-        inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper hands the step to this one
-        if isinstance(inner, torch.optim.Optimizer):
-            self.steps = 0
-            self._handles.append(inner.register_step_pre_hook(self._before_step))
-            self._handles.append(inner.register_step_post_hook(self._after_step))
+        self._counts: Counter[int] = Counter()
+        for given in optimizers:
+            inner = getattr(given, "optimizer", given)  # Accelerate's wrapper hands the step to this one
+            if isinstance(inner, torch.optim.Optimizer):
+                self.steps = 0
+                self._handles.append(inner.register_step_pre_hook(self._before_step))
+                self._handles.append(inner.register_step_post_hook(self._after_step))
 
     def _before_step(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         assert self.steps is not None
@@ -140,8 +137,8 @@ class Snapshot:
             trace.note_rewrite(self.steps)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        assert self.steps is not None
-        self.steps += 1
+        self._counts[id(optimizer)] += 1
+        self.steps = max(self._counts.values())
         for trace in self.traces.values():
             trace.note_step()
         traces = {id(trace.tensor): trace for trace in self.traces.values()}
@@ -165,7 +162,7 @@ class Snapshot:
         self._handles.clear()
 
 
-def snapshot(model: nn.Module, optimizer: OptimizerLike | None = None) -> Snapshot:
+def snapshot(model: nn.Module, optimizer: Optimizers | None = None) -> Snapshot:
     """Remember a model before some optimizer steps, and record them for `audit(model, optimizer, before=...)`.
 
     Until that audit, which ends the recording, each backward pass costs one reduction for each parameter, and each
@@ -173,10 +170,12 @@ def snapshot(model: nn.Module, optimizer: OptimizerLike | None = None) -> Snapsh
 
     Args:
         model: The model, bare or wrapped.
-        optimizer: The optimizer that steps it, bare or wrapped; without it, steps and rates are not known.
+        optimizer: The optimizer that steps it, bare or wrapped, or a list of several; without it, steps and rates are
+            not known.
 
     Raises:
-        ZooError: If a parameter has no values yet: a lazy module's, or one on the meta device.
+        ZooError: If the model is no module, or the optimizer none; or if a parameter has no values yet: a lazy
+            module's, or one on the meta device.
     """
     return Snapshot(model, optimizer)
 

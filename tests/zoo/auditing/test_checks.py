@@ -79,7 +79,7 @@ def test_frozen_parameter_that_keeps_a_gradient_is_a_warning(layers) -> None:
 def test_parameter_twice_in_one_group_is_an_error(layers) -> None:
     optimizer = torch.optim.SGD([*layers.parameters(), layers[0].bias], lr=0.1)
     assert told(zoo.audit(layers, optimizer)) == [
-        "error: optimizer: 0.bias: is held 2 times by the optimizer, in groups [0, 0]: each step would move it so often"
+        "error: optimizer: 0.bias: is held 2 times, in group 0 and group 0: each step would move it so often"
     ]
 
 

@@ -135,7 +135,7 @@ def test_frozen_parameter_in_the_optimizer_is_a_note(vit) -> None:  # reported: 
 def test_parameter_in_two_groups_is_an_error(vit) -> None:  # reported: facebookresearch/mmf#104
     optimizer = torch.optim.SGD(vit.parameters(), lr=0.1)
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": [vit.head.bias]})
-    assert "head.bias: is held 2 times by the optimizer, in groups [0, 1]" in only_error(zoo.audit(vit, optimizer))
+    assert "head.bias: is held 2 times, in group 0 and group 1: each step" in only_error(zoo.audit(vit, optimizer))
 
 
 def test_wrapper_with_param_groups_is_an_optimizer(vit) -> None:
