@@ -1,7 +1,7 @@
 """Convert a trained model on disk: from one attention variant to another, to stock timm and from there."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from zoo.create import create_model, find_architecture
 from zoo.errors import BundleError, SwapError, UnknownNameError
 from zoo.files.bundle_files import CARD, WEIGHTS
 from zoo.files.durable import new_directory
-from zoo.files.sources import CONFIG, STATE
+from zoo.files.part_ties import describe_untied, tie_known, untie_parts
+from zoo.files.sources import CONFIG, OURS, STATE
 from zoo.files.tensor_files import list_names
 from zoo.files.ties import find_ties
-from zoo.files.timm_folders import OURS, describe_timm_model, load_by_timm, write_timm_folder
+from zoo.files.timm_folders import describe_timm_model, load_by_timm, write_timm_folder
 from zoo.plugins import find_plugin, plugin_sources
 from zoo.pretrained import find_report
 from zoo.registry import list_attentions
@@ -98,13 +99,17 @@ def convert(
         raise BundleError(f"{target}: exists already; nothing is overwritten, remove it or choose another path")
     model, card, before, notes = _load(source, class_names)
     _, wanted = ask_golden(model, card)
+    loaded = find_report(model)
+    part_ties = {} if loaded is None else dict(loaded.untied)
     if attention == TIMM:
+        part_ties |= untie_parts(model)
         restore_attention(model)
         _check_function(ask_golden(model, card)[1], wanted, "linear", str(source), before)
         card = card.model_copy(update={"attention": "linear", "plugins": ()})
-        notes += _write_for_timm(model, card, target, wanted)
+        notes += _write_for_timm(model, card, target, wanted, part_ties)
     else:
         swap_attention(model, attention)
+        notes += describe_untied(tie_known(model, part_ties))
         _check_function(ask_golden(model, card)[1], wanted, attention, str(source), before)
         card = card.model_copy(
             update={"attention": attention, "attention_options": {}, "plugins": plugin_sources(attention)}
@@ -143,7 +148,8 @@ def _load(source: str | Path, class_names: Sequence[str] | None) -> tuple[nn.Mod
     assert report is not None
     if report.drawn:
         raise BundleError(f"{text}: not all of it is trained: {'; '.join(report.adapted)}")
-    return model, card, TIMM, [*notes, *report.adapted]
+    untied = describe_untied(report.untied)  # what becomes of these, the destination decides
+    return model, card, TIMM, [*notes, *(note for note in report.adapted if note not in untied)]
 
 
 def _check_function(got: Tensor, wanted: Tensor, attention: str, source: str, before: str) -> None:
@@ -178,12 +184,14 @@ def _name_timm_source(text: str, folder: Path) -> str:
     raise BundleError(f"{text}: neither {CARD} nor {CONFIG} is there; wanted a bundle, or a folder of timm's")
 
 
-def _write_for_timm(model: nn.Module, card: ModelCard, target: Path, wanted: Tensor) -> list[str]:
+def _write_for_timm(
+    model: nn.Module, card: ModelCard, target: Path, wanted: Tensor, part_ties: Mapping[str, str]
+) -> list[str]:
     """Write a folder of timm's, let timm load it, and compare; return what to tell the user."""
     aside = target
     try:
         with new_directory(target) as aside:
-            ties = write_timm_folder(model, card, aside)
+            ties = write_timm_folder(model, card, aside, part_ties)
             image, _ = ask_golden(model, card)
             loaded = load_by_timm(aside, model)
             compare_logits(answer(loaded, image), wanted)
@@ -193,6 +201,12 @@ def _write_for_timm(model: nn.Module, card: ModelCard, target: Path, wanted: Ten
         reason = getattr(error, "strerror", None) or str(error)
         raise BundleError(f"{target}: cannot be written ({reason}); nothing is left there") from error
     notes = [f"lineage, metrics, fingerprint and EMA flag are in {CONFIG} under {OURS}, which timm passes over"]
+    if part_ties:
+        few = list_names((f"{name} = {kept}" for name, kept in part_ties.items()), most=3)
+        notes.append(
+            f"untied: {few}: timm keeps each as a part of a fused weight, where they are equal copies; {CONFIG} keeps "
+            "what is tied for the way back"
+        )
     if loose := ties.keys() - find_ties(loaded.state_dict()).keys():  # some models of timm's tie by themselves
         few = list_names((f"{name} = {kept}" for name, kept in ties.items() if name in loose), most=3)
         notes.append(

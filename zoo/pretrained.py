@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any
 
@@ -10,10 +10,11 @@ from timm.models import adapt_input_conv, clean_state_dict
 from torch import Tensor, nn
 
 from zoo.errors import BackboneError, BundleError, SwapError
+from zoo.files.part_ties import describe_untied, tie_known
 from zoo.files.sources import Source
 from zoo.files.stock_names import StockNames, to_stock_names
 from zoo.files.tensor_files import check_finite, find_misfits, list_names, read_tied, same_bits
-from zoo.files.ties import find_ties, tie
+from zoo.files.ties import find_ties
 from zoo.files.timm_weights import Recipe
 
 _REPORT = "pretrained_report"  # the attribute of a model that keeps it
@@ -30,12 +31,14 @@ class PretrainedReport:
         num_tensors: How many of the model's tensors came from it.
         adapted: What was not taken as it stands, one clause each: a head replaced, positions resampled.
         drawn: Tensors that the file did not give, which are as the model was initialised.
+        untied: {further name: first name} of what the file ties and this model cannot; `adapted` says it too.
     """
 
     source: str
     num_tensors: int
     adapted: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()
+    untied: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "; ".join((f"{self.num_tensors} tensors of {self.source}", *self.adapted))
@@ -70,11 +73,12 @@ class Loaded:
             if misfits := find_misfits(self.own, wanted, exact=False):
                 raise BackboneError(f"{self.report.source}: does not fit: {list_names(misfits, separator='; ')}")
             model.load_state_dict({**state, **self.own}, strict=True)
-        lost = [f"{a} and {b}: tied in the file, two tensors now" for a, b in tie_known(model, self.ties).items()]
+        untied = tie_known(model, self.ties)
         report = replace(
             self.report,
             num_tensors=self.report.num_tensors + len(self.own),
-            adapted=(*self.report.adapted, *lost),
+            adapted=(*self.report.adapted, *describe_untied(untied)),
+            untied=untied,
         )
         vars(model)[_REPORT] = report
 
@@ -122,17 +126,6 @@ def load_pretrained(
     return Loaded(report, found.own, rest)
 
 
-def tie_known(model: nn.Module, ties: Mapping[str, str]) -> dict[str, str]:
-    """Tie in place what the model has under these names; return the ties whose names it does not have."""
-    state = model.state_dict()
-    known = {name: kept for name, kept in ties.items() if name in state and kept in state}
-    try:
-        tie(model, known | find_ties(state))
-    except ValueError as error:
-        raise BackboneError(str(error)) from error
-    return {name: kept for name, kept in ties.items() if name not in known}
-
-
 def _read(source: Source, model: nn.Module) -> StockNames:
     tensors, ties = read_tied(source.file)
     check_finite(source.file, tensors)
@@ -140,7 +133,7 @@ def _read(source: Source, model: nn.Module) -> StockNames:
     for name, kept in find_ties(model.state_dict()).items():
         if kept in tensors:
             tensors.setdefault(name, tensors[kept])
-    return to_stock_names(tensors, ties, model, source.attention)
+    return to_stock_names(tensors, {**source.ties, **ties}, model, source.attention)
 
 
 def _filter(model: nn.Module, recipe: Recipe, source: Source, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,10 +12,12 @@ from timm.models._hub import load_model_config_from_path
 from zoo.card import MAX_CARD_BYTES, read_card
 from zoo.errors import BundleError
 from zoo.files.bundle_files import CARD, GOLDEN, WEIGHTS, check_digests, hint_inside
+from zoo.files.part_ties import read_part_ties
 from zoo.files.tensor_files import read_tensors
 from zoo.plugin_check import check_plugins
 
 CONFIG, STATE = "config.json", "state.json"  # timm's, and a training checkpoint's
+OURS = "attention_zoo"  # the key in timm's configuration of what it has no field for
 WANTED = f"a bundle, a checkpoint, a folder with timm's {CONFIG} and {WEIGHTS}, or a .safetensors file"
 
 
@@ -28,12 +30,14 @@ class Source:
         backbone: timm's name of the model, if that is known.
         attention: The variant whose names the tensors have; None if only the names themselves can tell.
         timm_kwargs: The arguments it was built with, as far as they are known.
+        ties: {further name: first name} of what was tied and the file holds as parts of other tensors.
     """
 
     file: Path
     backbone: str | None = None
     attention: str | None = None
     timm_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_source(path: Path) -> Source:
@@ -67,7 +71,8 @@ def find_source(path: Path) -> Source:
 def read_timm_folder(path: Path) -> Source:
     """Say what weights lie in a folder of timm's, whatever else lies there."""
     _, backbone, args = read_timm_config(path)
-    return Source(path / WEIGHTS, backbone, timm_kwargs=args)
+    ties = read_part_ties(read_json(path / CONFIG).get(OURS), path / CONFIG)
+    return Source(path / WEIGHTS, backbone, timm_kwargs=args, ties=ties)
 
 
 def read_timm_config(folder: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:

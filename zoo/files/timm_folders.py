@@ -19,23 +19,26 @@ from torch import nn
 from zoo.card import NOT_IN_KWARGS, ModelCard, Preprocessing
 from zoo.errors import BundleError
 from zoo.files.bundle_files import WEIGHTS
-from zoo.files.sources import CONFIG, read_json
+from zoo.files.part_ties import TIES
+from zoo.files.sources import CONFIG, OURS, read_json
 from zoo.files.tensor_files import same_bits, write_tensors
 
-OURS = "attention_zoo"
 _OF_OTHER_WEIGHTS = (  # what timm's configuration says of the weights that timm gives away
     *("tag", "license", "description", "origin_url", "paper_name", "paper_ids", "notes"),
     *("label_names", "label_descriptions", "label_offset"),
 )
 
 
-def write_timm_folder(model: nn.Module, card: ModelCard, folder: Path) -> dict[str, str]:
+def write_timm_folder(
+    model: nn.Module, card: ModelCard, folder: Path, part_ties: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Write a stock timm model into the empty `folder`.
 
     Args:
         model: The model, built by timm, with timm's own attention.
         card: What it is.
         folder: An existing directory.
+        part_ties: What was untied to make it stock timm's, to be kept for the way back (`untie_parts`).
 
     Returns:
         Its ties, {further name: first name}; timm knows none, so each tensor is written under each of its names.
@@ -47,11 +50,12 @@ def write_timm_folder(model: nn.Module, card: ModelCard, folder: Path) -> dict[s
     assert isinstance(known, dict)
     vars(model)["pretrained_cfg"] = {key: value for key, value in known.items() if key not in _OF_OTHER_WEIGHTS}
     look = card.preprocessing
+    ours = card.model_dump(mode="json") | ({TIES: dict(part_ties)} if part_ties else {})
     try:
         save_config_for_hf(
             model,
             str(folder / CONFIG),
-            model_config={"label_names": list(card.class_names), OURS: card.model_dump(mode="json")},
+            model_config={"label_names": list(card.class_names), OURS: ours},
             model_args=dict(card.timm_kwargs),
             data_config={"input_size": (3, *look.size), **look.model_dump(exclude={"size"})},
         )
@@ -114,6 +118,8 @@ def describe_timm_model(
         ours = None if beside is None else read_json(beside / CONFIG).get(OURS)
         if ours is None:
             return card, [*notes, "no lineage, metrics or EMA flag: timm's format has none"]
+        if isinstance(ours, dict):
+            ours = {key: value for key, value in ours.items() if key != TIES}
         kept = ModelCard.model_validate_json(json.dumps(ours))
     except (ValidationError, ValueError) as error:
         raise BundleError(f"{beside or backbone}: {_first_line(error)}") from error
