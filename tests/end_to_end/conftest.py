@@ -32,13 +32,6 @@ Launch = Callable[..., Job]
 Serve = Callable[..., AbstractContextManager[str]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep these tests in one process, where they share the main job, however many run the others."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("end_to_end"))
-
-
 @pytest.fixture(scope="session")
 def shell() -> dict[str, str]:
     """The environment of a new shell with this interpreter's commands first: no rank, no MLflow store."""

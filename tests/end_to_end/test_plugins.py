@@ -70,9 +70,7 @@ def bundle(folder: Path, run: Any) -> Path:
     assert re.search(r"^audit     \d+ parameters, \d+ trainable, 0 findings", done.stdout, re.MULTILINE), done.stdout
     assert "registry  mine version 1, @champion -> version 1" in done.stdout
     assert "-m serve models:/mine@champion --plugins my_attention.py\n" in done.stdout
-    (path,) = folder.glob("runs/mine/*/bundle")
-    assert isinstance(path, Path)
-    return path
+    return folder / "runs/mine/latest/bundle"
 
 
 @pytest.fixture(scope="module")

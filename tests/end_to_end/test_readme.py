@@ -32,7 +32,10 @@ FILES = {
 }
 SERVERS = {"python -m serve": "/ready", "mlflow ui": "/health", "mlflow models serve": "/ping"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
+]
 
 
 def is_server(command: str) -> bool:
@@ -65,7 +68,7 @@ def test_the_first_two_blocks_are_one_command_line_each() -> None:
     first, second = [text for language, text in BLOCKS if language == "sh"][:2]
     assert len(first.splitlines()) == len(second.splitlines()) == 1
     assert first.strip().endswith("accelerate launch --config_file accelerate_config.yaml -m train")
-    assert second.strip().endswith("-m pytest -n 2 --dist loadgroup")
+    assert second.strip().endswith("-m pytest -n 2 --dist loadfile")
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(("python", "accelerate"))])

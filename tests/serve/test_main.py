@@ -55,7 +55,7 @@ def test_plugins_come_from_the_environment_or_the_line(
         (["--plugins", "other.py"], r"error: plugin other\.py, line 1: ZeroDivisionError"),
         (
             [],
-            r"error: .*card\.json: attention 'mine' is not registered: .* give it by --plugins my_attention\.py or",
+            r"error: .*card\.json: attention 'mine' is not registered here: .* give it by --plugins my_attention\.py",
         ),
     ],
 )
