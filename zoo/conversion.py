@@ -165,7 +165,7 @@ def _check_function(got: Tensor, wanted: Tensor, attention: str, source: str, be
         raise SwapError(
             f"{source}: {attention!r} computes another function (logits differ by {difference:.3g}), so that the "
             "conversion would not be the same model; train it from these weights instead: "
-            f"{start} --model.attention {attention}{given}"
+            f"{start} --model.init null --model.attention {attention}{given}"
         ) from error
 
 

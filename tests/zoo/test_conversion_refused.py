@@ -178,7 +178,9 @@ def test_a_variant_of_another_function_is_refused_and_can_be_trained_from_the_we
     source = write(tmp_path / "b")
     with pytest.raises(SwapError, match=r"'cosine' computes another function \(logits differ by 0\.\d+\)") as caught:
         convert(source, tmp_path / "new", "cosine")
-    way_out = f"train it from these weights instead: --model.pretrained {source} --model.attention cosine"
+    way_out = (
+        f"train it from these weights instead: --model.pretrained {source} --model.init null --model.attention cosine"
+    )
     assert way_out in str(caught.value)
     assert "not the same weights" not in str(caught.value)
     assert names_in(tmp_path) == ["b"]
