@@ -97,9 +97,13 @@ class Projection(nn.Linear):
 
         Where something computes a part (`parametrize`, `prune`), what it computes.
         """
-        stored = {part: self._read(self.stored_key(part, kind)) for part in self.layout.parts}
         turned = kind == "weight" and self.transposed
-        return {part: tensor.t() if turned else tensor for part, tensor in stored.items() if tensor is not None}
+        return {part: tensor.t() if turned else tensor for part, tensor in self._stored(kind).items()}
+
+    def _stored(self, kind: str) -> dict[str, Tensor]:
+        """Return each part's tensor as it is stored, or computed instead; empty without a bias."""
+        read = {part: self._read(self.stored_key(part, kind)) for part in self.layout.parts}
+        return {part: tensor for part, tensor in read.items() if tensor is not None}
 
     def _read(self, key: str) -> Any:
         value: Any = self
@@ -133,16 +137,16 @@ class Projection(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Project (B, N, in) to (B, N, out), in one matrix product however many parts there are."""
-        biases = self.part_tensors("bias")
+        biases = self._stored("bias")
         return F.linear(x, self._join("weight"), self.layout.join(biases) if biases else None)
 
     def _join(self, kind: str) -> Tensor:
         """Return all parts' `weight` (out, in) or `bias` (out,): a view of a single part, a new tensor of several."""
-        tensors = self.part_tensors(kind)
+        tensors = self._stored(kind)
         if kind == "bias" or not self.transposed:
             return self.layout.join(tensors)
         # joined as they are stored: a copy that transposes costs up to a quarter of a product of few tokens
-        return self.layout.join({part: tensor.t() for part, tensor in tensors.items()}, dim=1).t()
+        return self.layout.join(tensors, dim=1).t()
 
     def _join_for_writes(self, kind: str) -> Tensor:
         def land(whole: Tensor) -> None:
