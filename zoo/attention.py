@@ -12,6 +12,8 @@ from zoo.init import init_attention
 from zoo.layout import Layout
 from zoo.projections import Projection, ProjectionSpec
 from zoo.registry import find_attention
+from zoo.slots import qualified_name
+from zoo.timm_map import PLAIN
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,7 @@ class AttentionSpec:
     @classmethod
     def read(cls, attention: nn.Module) -> Self:
         """Read the spec off timm's `Attention` or ours; of another class, all that it does is an extra."""
-        plain = isinstance(attention, Attention) or (
-            f"{type(attention).__module__}.{type(attention).__qualname__}" == "timm.layers.attention.Attention"
-        )
-        if not plain:
+        if not isinstance(attention, Attention) and qualified_name(attention) != PLAIN:
             return cls(extras=(f"what {type(attention).__name__} does",))
         qkv, proj, head_dim = attention.get_submodule("qkv"), attention.get_submodule("proj"), attention.head_dim
         assert isinstance(head_dim, int)

@@ -9,10 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 from zoo.survey import Facts, Form, read_survey
-from zoo.timm_map import REFUSED, ROWS, Slot
-
-PLAIN = "timm.layers.attention.Attention"
-"""The one class of timm's that a variant which is a whole module (a `zoo.Attention`) can stand in for."""
+from zoo.timm_map import PLAIN, REFUSED, ROWS, Slot
 
 
 @dataclass(frozen=True)

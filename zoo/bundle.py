@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -25,8 +24,7 @@ from zoo.errors import BundleError, ZooError
 from zoo.files.bundle_files import CARD as CARD
 from zoo.files.bundle_files import GOLDEN as GOLDEN
 from zoo.files.bundle_files import WEIGHTS as WEIGHTS
-from zoo.files.bundle_files import check_digests, digest, hint_inside
-from zoo.files.durable import new_directory
+from zoo.files.bundle_files import check_digests, digest, hint_inside, written_aside
 from zoo.files.tensor_files import check_finite, find_misfits, list_names, read_tensors, read_tied, write_tensors
 from zoo.files.ties import tie
 from zoo.plugin_check import check_plugins
@@ -56,16 +54,9 @@ def save_bundle(model: nn.Module, card: ModelCard, path: str | Path) -> None:
     path = Path(path)
     if path.exists():
         raise BundleError(f"{path}: exists already; bundles are never overwritten, remove it or choose another path")
-    aside = path
-    try:
-        with new_directory(path) as aside:
-            _write(model, card, aside)
-            check_golden(load_bundle(aside)[0], aside)
-    except BundleError as error:
-        raise BundleError(str(error).replace(str(aside), str(path))) from error
-    except (SafetensorError, OSError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BundleError(f"{path}: cannot be written ({reason}); nothing is left there") from error
+    with written_aside(path) as aside:
+        _write(model, card, aside)
+        check_golden(load_bundle(aside)[0], aside)
 
 
 def load_bundle(path: str | Path) -> tuple[nn.Module, ModelCard]:

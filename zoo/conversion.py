@@ -6,15 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from zoo.bundle import answer, ask_golden, check_golden, compare_logits, load_bundle, save_bundle
 from zoo.card import ModelCard
 from zoo.create import create_model, find_architecture
 from zoo.errors import BundleError, SwapError, UnknownNameError
-from zoo.files.bundle_files import CARD, WEIGHTS
-from zoo.files.durable import new_directory
+from zoo.files.bundle_files import CARD, WEIGHTS, written_aside
 from zoo.files.part_ties import describe_untied, tie_known, untie_parts
 from zoo.files.sources import CONFIG, OURS, STATE
 from zoo.files.tensor_files import list_names
@@ -104,18 +102,17 @@ def convert(
     if attention == TIMM:
         part_ties |= untie_parts(model)
         restore_attention(model)
-        _check_function(ask_golden(model, card)[1], wanted, "linear", str(source), before)
+        difference = _check_function(ask_golden(model, card)[1], wanted, "linear", str(source), before)
         card = card.model_copy(update={"attention": "linear", "plugins": ()})
         notes += _write_for_timm(model, card, target, wanted, part_ties)
     else:
         swap_attention(model, attention)
         notes += describe_untied(tie_known(model, part_ties))
-        _check_function(ask_golden(model, card)[1], wanted, attention, str(source), before)
+        difference = _check_function(ask_golden(model, card)[1], wanted, attention, str(source), before)
         card = card.model_copy(
             update={"attention": attention, "attention_options": {}, "plugins": plugin_sources(attention)}
         )
         save_bundle(model, card, target)
-    difference = compare_logits(ask_golden(model, card)[1], wanted)
     return ConversionReport(
         source=str(source),
         destination=str(target),
@@ -152,10 +149,10 @@ def _load(source: str | Path, class_names: Sequence[str] | None) -> tuple[nn.Mod
     return model, card, TIMM, [*notes, *(note for note in report.adapted if note not in untied)]
 
 
-def _check_function(got: Tensor, wanted: Tensor, attention: str, source: str, before: str) -> None:
-    """Raise SwapError if a variant answers otherwise than what it replaced, of the same weights."""
+def _check_function(got: Tensor, wanted: Tensor, attention: str, source: str, before: str) -> float:
+    """Return how far the logits are apart; raise SwapError if a variant of the same weights answers otherwise."""
     try:
-        compare_logits(got, wanted)
+        return compare_logits(got, wanted)
     except BundleError as error:
         difference = (got - wanted).abs().max().item()
         is_path = before != TIMM or Path(source.removeprefix("local-dir:")).exists()
@@ -188,18 +185,11 @@ def _write_for_timm(
     model: nn.Module, card: ModelCard, target: Path, wanted: Tensor, part_ties: Mapping[str, str]
 ) -> list[str]:
     """Write a folder of timm's, let timm load it, and compare; return what to tell the user."""
-    aside = target
-    try:
-        with new_directory(target) as aside:
-            ties = write_timm_folder(model, card, aside, part_ties)
-            image, _ = ask_golden(model, card)
-            loaded = load_by_timm(aside, model)
-            compare_logits(answer(loaded, image), wanted)
-    except BundleError as error:
-        raise BundleError(str(error).replace(str(aside), str(target))) from error
-    except (SafetensorError, OSError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BundleError(f"{target}: cannot be written ({reason}); nothing is left there") from error
+    with written_aside(target) as aside:
+        ties = write_timm_folder(model, card, aside, part_ties)
+        image, _ = ask_golden(model, card)
+        loaded = load_by_timm(aside, model)
+        compare_logits(answer(loaded, image), wanted)
     notes = [f"lineage, metrics, fingerprint and EMA flag are in {CONFIG} under {OURS}, which timm passes over"]
     if part_ties:
         few = list_names((f"{name} = {kept}" for name, kept in part_ties.items()), most=3)

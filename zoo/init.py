@@ -128,7 +128,7 @@ def _init_as_timm(model: nn.Module, seed: int | None) -> None:
     if not callable(init_weights):
         raise SwapError(f"{type(model).__name__} has no init_weights of timm's: choose init='trunc_normal' or 'torch'")
     for _, attention in iter_attentions(reference):
-        _put_linear(attention)  # timm's functions know nn.Linear only
+        _put_linear(attention)  # whatever a variant is made of, timm draws for it as for its own layers
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)

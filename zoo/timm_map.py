@@ -58,9 +58,11 @@ _IN_PROJ = Slot("in_proj", ("mlp", "q", "k", "v"), widths=("in_split",))
 _BIASES = (("q", "q_bias"), ("k", "k_bias"), ("v", "v_bias"))
 
 FUSED = _row(_QKV, _OUT)
+PLAIN = "timm.layers.attention.Attention"
+"""The one class of timm's that a variant which is a whole module (a `zoo.Attention`) can stand in for."""
 ROWS: dict[str, AttentionRow] = {
     "zoo.attention.Attention": FUSED,
-    "timm.layers.attention.Attention": FUSED,
+    PLAIN: FUSED,
     "timm.layers.attention.AttentionRope": _row(_QKV, *_APART, _OUT),
     "timm.layers.diff_attention.DiffAttention": FUSED,
     "timm.models.beit.Attention": _row(_QKV, _OUT, biases=_BIASES),

@@ -7,10 +7,11 @@ from fnmatch import fnmatchcase
 from importlib.metadata import version
 from typing import Any
 
-from zoo.backbones import PLAIN, Backbone, judge, read_backbones, short_name
+from zoo.backbones import Backbone, judge, read_backbones, short_name
 from zoo.commands.columns import format_columns
 from zoo.errors import BackboneError, UnknownNameError, ZooError
 from zoo.survey import look_at, read_survey
+from zoo.timm_map import PLAIN
 
 _HINT = "a pattern is a timm name or a glob over names, such as 'vit_tiny*'"
 

@@ -1,10 +1,15 @@
 """The files of a bundle, and the hashes that hold them together."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from safetensors import SafetensorError
+
 from zoo.errors import BundleError
+from zoo.files.durable import new_directory
 
 WEIGHTS: Final = "model.safetensors"
 CARD: Final = "card.json"
@@ -16,6 +21,24 @@ def digest(file: Path) -> str:
     """Return a file's SHA-256."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Give a folder to write what `path` is to be: it gets that name if the block ends well, and is gone if not.
+
+    Raises:
+        BundleError: As the block does, with `path` for the folder's name; or if the disk refuses.
+    """
+    aside = path
+    try:
+        with new_directory(path) as aside:
+            yield aside
+    except BundleError as error:
+        raise BundleError(str(error).replace(str(aside), str(path))) from error
+    except (SafetensorError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BundleError(f"{path}: cannot be written ({reason}); nothing is left there") from error
 
 
 def hint_inside(path: Path) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import zoo
+from tests.zoo.auditing.layer import Layer
 
 OUTSIDE = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 OUTSIDE_PARAMETER = nn.Parameter(OUTSIDE.clone())
@@ -15,17 +16,6 @@ OUTSIDE_ROW = torch.ones(4)
 SCALAR = torch.tensor(2.0)
 TURNED = torch.ones(4, dtype=torch.complex64)
 ORDER = torch.arange(4).flip(0)
-
-
-class Layer(nn.Module):
-    """A Linear, and what a function makes of the module and its output."""
-
-    def __init__(self, then: Callable[["Layer", Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.then = nn.Linear(4, 4), then
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.then(self, self.linear(x))
 
 
 def probe(then: Callable[[Layer, Tensor], Tensor]) -> list[str]:

@@ -1,24 +1,12 @@
 """Where the probe says that a tensor was read or built; what it says of it is in test_probes.py."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 import zoo
+from tests.zoo.auditing.layer import Layer
 
 OUTSIDE = torch.ones(4, 4)
-
-
-class Layer(nn.Module):
-    """A Linear, and what a function makes of the module and its output."""
-
-    def __init__(self, then: Callable[["Layer", Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.then = nn.Linear(4, 4), then
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.then(self, self.linear(x))
 
 
 def build_parameter(_: Layer, x: Tensor) -> Tensor:
