@@ -28,7 +28,17 @@ logger = logging.getLogger(__name__)
 
 STATE, MODEL, OPTIMIZER, RNG = "state.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors"
 _AS_IT_BEGAN = "a resumed run goes on as it began; set it back, or start anew without --resume"
-_FREE = ("output_dir", "resume", "log.", "tracking.", "publish.", "checkpoint.", "evaluate.", "data.num_workers")
+_FREE = (
+    "output_dir",
+    "resume",
+    "log.",
+    "tracking.",
+    "publish.",
+    "checkpoint.",
+    "evaluate.",
+    "watch.",
+    "data.num_workers",
+)
 
 
 class FileRecord(BaseModel):
