@@ -9,6 +9,7 @@ TrainError (a ValueError: what the user gave does not fit, exit 2)
 └── PublishError       a bundle, version or alias that cannot be published
 CheckFailed (a check looked and found a fault, exit 3)
 ├── ReplicaMismatch    ranks that do not hold the same model
+├── RanksDisagree      ranks that differ in what surrounds the model, or are alike where they must differ
 └── NonFiniteLoss      a loss that is NaN or infinite
 """
 
@@ -49,6 +50,10 @@ class CheckFailed(Exception):  # noqa: N818  (the family of ReplicaMismatch, and
 
 class ReplicaMismatch(CheckFailed):
     """Ranks hold different parameters or buffers."""
+
+
+class RanksDisagree(CheckFailed):
+    """Ranks differ in config, code, versions, data or checkpoint, or are alike where they must differ."""
 
 
 class NonFiniteLoss(CheckFailed):
