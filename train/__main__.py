@@ -1,19 +1,18 @@
 """`accelerate launch --config_file accelerate_config.yaml -m train [RECIPE] [--section.field VALUE ...]`."""
 
 import os
-import signal
 import sys
 import time
 import traceback
-from types import FrameType
 
 from train.build import build_accelerator
-from train.errors import exit_status
+from train.errors import Stopped, exit_status
+from train.faults import stop
+from train.faults.cause import was_told
 from train.job import run_job
 from train.load import parse_command_line
 from train.log import rank_of_environment, set_up_logging
 from train.ranks import check_devices
-from train.tracking import Stopped
 
 _PATIENCE_S = 10.0
 
@@ -21,21 +20,23 @@ _PATIENCE_S = 10.0
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0 done, 2 the user's mistake, 3 a check's fault, 1 anything else."""
     set_up_logging()
-    signal.signal(signal.SIGTERM, _stop)
-    try:
-        return _run(sys.argv[1:] if argv is None else argv)
-    except (KeyboardInterrupt, Stopped):  # also while a mistake waits to be told
-        return 1
+    with stop.listening():
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        except Stopped:  # also while a mistake waits to be told
+            return 1
 
 
 def _run(argv: list[str]) -> int:
     try:
         invocation = parse_command_line(argv)
         check_devices(os.environ)
-        run_job(invocation.config, build_accelerator(invocation.config.loop), dry_run=invocation.dry_run)
+        accelerator = build_accelerator(invocation.config.loop, timeout_s=invocation.config.watch.timeout_s)
+        run_job(invocation.config, accelerator, dry_run=invocation.dry_run)
     except Exception as error:
         status = exit_status(error)
-        _tell(error, status)
+        if not was_told(error):
+            _tell(error, status)
         return status
     return 0
 
@@ -43,8 +44,9 @@ def _run(argv: list[str]) -> int:
 def _tell(error: Exception, status: int) -> None:
     """Write a mistake in one line, from the main process alone; a fault of ours with its traceback, from any.
 
-    All ranks raise a mistake together. The main process says it and leaves, whereupon the launcher ends the others; a
-    rank that is still there after a while was alone with it, and speaks for itself.
+    This is for what happens before the ranks watch one another. All raise a mistake together. The main process says it
+    and leaves, whereupon the launcher ends the others; a rank that is still there after a while was alone with it, and
+    speaks for itself.
     """
     rank = rank_of_environment()
     if status == 1:
@@ -53,10 +55,6 @@ def _tell(error: Exception, status: int) -> None:
     if rank != 0:
         time.sleep(_PATIENCE_S)
     print(f"{'' if rank == 0 else f'rank {rank}: '}error: {error}", file=sys.stderr, flush=True)
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    raise Stopped
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ CheckFailed (a check looked and found a fault, exit 3)
 ├── ReplicaMismatch    ranks that do not hold the same model
 ├── RanksDisagree      ranks that differ in what surrounds the model, or are alike where they must differ
 └── NonFiniteLoss      a loss that is NaN or infinite
+RunEnded               what ended the run happened on another rank, and has been told; its exit status
+Stopped (no Exception) a signal asks this process to leave
 """
 
 from zoo.errors import AuditError, ZooError
@@ -60,6 +62,33 @@ class NonFiniteLoss(CheckFailed):
     """The loss is NaN or infinite, on this rank or on another."""
 
 
+class RunEnded(Exception):  # noqa: N818  (not an error of this rank)
+    """The run ended by what happened on another rank; the message is the first cause's.
+
+    Args:
+        message: The first cause.
+        status: The exit status of all ranks.
+        killed: Whether it was a signal.
+    """
+
+    def __init__(self, message: str, *, status: int = 1, killed: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.killed = status, killed
+
+
+class Stopped(BaseException):
+    """This process was asked to leave; like KeyboardInterrupt it is no Exception.
+
+    Args:
+        reason: Who asked, and what was saved.
+        agreed: Whether all ranks leave together, after a step.
+    """
+
+    def __init__(self, reason: str = "stopped", *, agreed: bool = False) -> None:
+        super().__init__(reason)
+        self.agreed = agreed
+
+
 # The first row that fits decides, so a kind stands above the kind that it is a child of.
 _STATUSES: tuple[tuple[type[BaseException], int], ...] = (
     (AuditError, 3),
@@ -71,4 +100,6 @@ _STATUSES: tuple[tuple[type[BaseException], int], ...] = (
 
 def exit_status(error: BaseException) -> int:
     """Return the process exit status an error ends with: 2 the user's mistake, 3 a fault found by a check, else 1."""
+    if isinstance(error, RunEnded):
+        return error.status
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 1)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from train.errors import NonFiniteLoss
+from train.faults import pulse
 from train.run import Run
 
 
@@ -23,13 +24,16 @@ def evaluate(run: Run) -> dict[str, float]:
     Raises:
         NonFiniteLoss: On every rank, if the loss is NaN or infinite: such a model's hits are no score.
     """
+    pulse.mark(f"after step {run.step}: evaluating")
     share_running_statistics(run)
     run.bare.eval()
     sums = torch.zeros(4, dtype=torch.float64)  # loss, top-1, top-5, images
     for images, targets in run.val_loader:
         logits = run.forward(run.to_device(images)).float().cpu()
         sums += score(logits, targets)
+        pulse.touch()
     run.bare.train()
+    pulse.mark(f"after step {run.step}: adding up the scores")
     total = cast(Tensor, run.accelerator.reduce(sums.to(run.accelerator.device), reduction="sum")).tolist()
     assert total[3] == len(run.data.val), f"scored {total[3]:.0f} of {len(run.data.val)} validation images"
     if not math.isfinite(total[0]):

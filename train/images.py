@@ -11,6 +11,7 @@ import xxhash
 from PIL import Image, UnidentifiedImageError
 
 from train.errors import DataError
+from train.faults import pulse
 from zoo.errors import ImageError
 from zoo.preprocess import DEFAULT_LIMITS, FORMATS, decode_image
 
@@ -115,7 +116,12 @@ def find_bad(images: Images, *, decode: bool) -> dict[int, str]:
     with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as pool:
         warnings.simplefilter("ignore")  # Pillow's own on large or odd files: the limits below decide
         faults = pool.map(lambda item: _find_fault(item[1], decode=decode), paths)
-        return {i: fault for (i, _), fault in zip(paths, faults, strict=True) if fault}
+        bad = {}
+        for (i, _), fault in zip(paths, faults, strict=True):
+            pulse.touch()
+            if fault:
+                bad[i] = fault
+        return bad
 
 
 def drop_or_refuse_bad(images: Images, policy: Literal["error", "skip"]) -> tuple[Images, list[str]]:

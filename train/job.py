@@ -4,6 +4,8 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -12,15 +14,19 @@ from accelerate import Accelerator
 import zoo
 from train import report
 from train.build import build_run, wrap
-from train.checkpoint import read_state
+from train.checkpoint import Resume
 from train.config import TrainConfig
 from train.errors import ConfigError
+from train.faults import pulse
+from train.faults.lock import mark_abandoned, occupied
+from train.faults.watch import Watch
+from train.faults.watched import watched
 from train.latest import point_latest
 from train.loop import fit
 from train.publish import Published, find_lineage, publish, write_bundle
 from train.ranks import check_world, describe_ranks, gather_json, together
 from train.replicas import ReplicaReport, check_replicas
-from train.resume import find_resume, restore, restore_random
+from train.resume import find_resume, restore, restore_random, save_checkpoint
 from train.run import Run
 from train.tracking import Tracker
 
@@ -33,23 +39,26 @@ def run_job(config: TrainConfig, accelerator: Accelerator, *, dry_run: bool = Fa
     Raises:
         TrainError, ZooError: A mistake of the user's; on every rank, before anything is written.
         CheckFailed, AuditError: A check found a fault; on every rank.
+        RunEnded: Another rank was the first to fail.
+        Stopped: The run was asked to stop; it is saved.
     """
     check_world(accelerator, os.environ)
-    say(accelerator, f"ranks     {report.describe_world(describe_ranks(accelerator))}")
+    infos = describe_ranks(accelerator)
+    say(accelerator, f"ranks     {report.describe_world(infos)}")
     tracker = Tracker(config.tracking, main=accelerator.is_main_process)
-    with together(accelerator, "checking the tracking store"):
-        tracker.check()
-        check_writable(config.run_dir)
-    run = build_run(config, accelerator, tracker)
-    checkpoint = find_resume(config, accelerator)
-    if checkpoint is not None:
-        restore(run, checkpoint)
-    say(accelerator, report.describe_plan(run))
-    equal = check_run(run)
-    if dry_run:
-        say(accelerator, "dry run   everything is in place; nothing was trained or written")
-    elif not (run.last_epoch and is_published(run, checkpoint)):
-        train(run, checkpoint, equal)
+    with tracker.ending(), watched(config, accelerator, infos) as watch:
+        with together(accelerator, "checking the tracking store"):
+            tracker.check()
+            check_writable(config.run_dir)
+        run = build_run(config, accelerator, tracker)
+        resume = find_resume(config, accelerator)
+        changes = [] if resume is None else restore(run, resume)
+        say(accelerator, "\n".join((report.describe_plan(run), *(f"changed   {line}" for line in changes))))
+        equal = check_run(run)
+        if dry_run:
+            say(accelerator, "dry run   everything is in place; nothing was trained or written")
+        elif not (run.last_epoch and is_published(run, resume)):
+            train(run, resume, equal, watch, changes)
     accelerator.end_training()
 
 
@@ -79,24 +88,34 @@ def check_writable(folder: Path) -> None:
         raise ConfigError(f"output_dir: {there} cannot be written to; choose another with --output_dir")
 
 
-def train(run: Run, checkpoint: Path | None, equal: ReplicaReport) -> None:
+def train(run: Run, resume: Resume | None, equal: ReplicaReport, watch: Watch, changes: Sequence[str] = ()) -> None:
     """Wrap, train and publish, under one MLflow run that ends as the training does."""
     wrap(run)
     logger.info("%s", check_replicas(run.model, run.accelerator, when="after wrap"))
-    start_tracking(run, checkpoint, equal)
-    if checkpoint is not None:
-        restore_random(run, checkpoint)
-    with run.tracker.ending():
+    with ExitStack() as held:
+        start_tracking(run, resume, equal, changes)
+        watch.words.run_id, watch.words.advice = run.folder.name, lambda: report.describe_rest(run)
+        with together(run.accelerator, "taking the run's folder"):
+            if run.accelerator.is_main_process:
+                held.enter_context(occupied(run.folder))
+        if resume is not None:
+            restore_random(run, resume)
+        else:
+            save_checkpoint(run)  # what goes wrong from here on can be resumed, and a full disk shows before the work
         start = time.perf_counter()
         metrics = fit(run)
         say(run.accelerator, report.describe_result(run, metrics, time.perf_counter() - start))
+        save_checkpoint(run)  # where a resumed run was at its end, what is left to do is to keep and publish it
         if run.accelerator.is_main_process and run.config.publish.enabled:
+            pulse.mark("publishing", patient=True)
             finish(run, metrics)
 
 
-def start_tracking(run: Run, checkpoint: Path | None, equal: ReplicaReport) -> None:
+def start_tracking(run: Run, resume: Resume | None, equal: ReplicaReport, changes: Sequence[str]) -> None:
     """Start the MLflow run on the main process, or go on with the checkpoint's, and name the run's folder after it."""
     with together(run.accelerator, "starting the MLflow run"):
+        if run.accelerator.is_main_process:
+            mark_abandoned(run.config.run_dir, run.config.tracking.uri)
         tags = {
             "ranks": str(run.accelerator.num_processes),
             "seeds": f"model and data order {run.config.seed} on every rank; dropout {run.config.seed} + rank",
@@ -104,8 +123,10 @@ def start_tracking(run: Run, checkpoint: Path | None, equal: ReplicaReport) -> N
             "val_fingerprint": run.data.val_fingerprint if run.accelerator.is_main_process else "",
             "train_fingerprint": run.data.train_fingerprint,
         }
-        run_id = None if checkpoint is None else read_state(checkpoint).run_id
-        run.tracker.start(run.config, run_id=run_id, tags=tags)
+        if changes and resume is not None:
+            tags[f"changed.step_{resume.state.step}"] = "; ".join(changes)
+        run.tracker.start(run.config, run_id=None if resume is None else resume.state.run_id, tags=tags)
+        run.tracker.restore_pending(() if resume is None else resume.state.pending)
     run.folder = run.config.run_dir / str(gather_json(run.tracker.run_id, run.accelerator)[0])
 
 
@@ -136,13 +157,13 @@ def say_published(run: Run, published: Published) -> None:
     say(run.accelerator, f"registry  {published}\n{report.describe_next(run, published, example)}")
 
 
-def is_published(run: Run, checkpoint: Path | None) -> bool:
+def is_published(run: Run, resume: Resume | None) -> bool:
     """Say whether a training that is at its last step has been published before, and tell the user."""
     tag: str | None = None
     with together(run.accelerator, "looking for the published version"):
-        if checkpoint is not None and run.accelerator.is_main_process:
-            tag = run.tracker.find_tag(read_state(checkpoint).run_id, "published")
+        if resume is not None and run.accelerator.is_main_process:
+            tag = run.tracker.find_tag(resume.state.run_id, "published")
     done = gather_json(tag, run.accelerator)[0]
-    if done:
-        say(run.accelerator, f"nothing left to train: {checkpoint} is the last step, published as {done}")
+    if done and resume is not None:
+        say(run.accelerator, f"nothing left to train: {resume.path} is the last step, published as {done}")
     return bool(done)

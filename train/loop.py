@@ -2,16 +2,17 @@
 
 import logging
 import time
-from dataclasses import dataclass, field
 from typing import NoReturn, cast
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
 import zoo
+from train.errors import Stopped
 from train.evaluate import evaluate
-from train.ranks import together
+from train.faults import pulse, stop
+from train.faults.vote import StopVote
+from train.ranks import gather_json, together
 from train.replicas import check_replicas
 from train.resume import save_checkpoint
 from train.run import Run
@@ -23,51 +24,47 @@ logger = logging.getLogger(__name__)
 _SILENCE_S = 15.0  # where no bar is shown, a line about training comes at most this often
 
 
-@dataclass
-class Meter:
-    """Sums over the steps since the last record; time counts with the wait for data, without evaluation and saving."""
-
-    losses: list[Tensor] = field(default_factory=list)
-    images: int = 0
-    seconds: float = 0.0
-    mark: float = field(default_factory=time.perf_counter)
-
-    def add(self, result: StepResult) -> None:
-        """Count one step that has just ended."""
-        self.losses.append(result.loss)
-        self.images += result.images
-        self.seconds += time.perf_counter() - self.mark
-
-    def go_on(self) -> None:
-        """Start the clock of the next step."""
-        self.mark = time.perf_counter()
-
-
 def fit(run: Run) -> dict[str, float]:
     """Train to the last step; return the last evaluation's metrics, the same on every rank.
 
     Raises:
         CheckFailed: On every rank, when a check finds a fault; the last checkpoint stays.
+        Stopped: On every rank after the same step, which is saved, when any of them was asked to stop.
     """
-    first, metrics, meter = run.step, dict[str, float](), Meter()
+    first, metrics = run.step, dict[str, float]()
     before: Snapshot | None = zoo.snapshot(run.bare, run.optimizer)
+    vote = StopVote(run.accelerator)
     started = time.perf_counter()
-    with progress_bar(run) as bar:
+    pulse.mark(f"before step {run.step + 1}: waiting for images")
+    run.meter.go_on()
+    with stop.graceful(), progress_bar(run) as bar:
         for batches in run.batches():
             result = train_step(run, batches)
-            meter.add(result)
+            run.meter.add(result)
             bar.update()
             if before is not None and before.steps:  # fp16's scaler may skip the first, and the second
                 check_first_step(run, before)
                 before = None
             if run.config.log.due(run.step) or run.last_epoch:
-                record(run, meter, result, bar)
-                meter = Meter()
+                record(run, result, bar)
             if (epoch := run.epoch_ended) is not None:
                 metrics = end_epoch(run, epoch) or metrics
-            meter.go_on()
+            elif run.config.checkpoint.due_at(run.step):
+                save_checkpoint(run)
+            if vote.cast():
+                leave(run)
+            pulse.mark(f"after step {run.step}: waiting for images")
+            run.meter.go_on()
     logger.info("steps=%d seconds=%.1f", run.step - first, time.perf_counter() - started)
     return metrics or evaluate(run)
+
+
+def leave(run: Run) -> NoReturn:
+    """Save after the step in which all ranks agreed to leave, and stop; all ranks together."""
+    save_checkpoint(run)
+    asked = gather_json(stop.requested(), run.accelerator)
+    reason = next((who for who in asked if who), "a signal")
+    raise Stopped(f"{reason} after step {run.step} of {run.total_steps}", agreed=True)
 
 
 def end_epoch(run: Run, epoch: int) -> dict[str, float]:
@@ -77,7 +74,7 @@ def end_epoch(run: Run, epoch: int) -> dict[str, float]:
         metrics = evaluate(run)
         run.tracker.log_metrics(metrics, step=run.step)
         logger.info("epoch=%d/%d %s", epoch, run.config.schedule.epochs, format_metrics(metrics))
-    if run.config.checkpoint.due(epoch) or run.last_epoch:
+    if run.config.checkpoint.due(epoch) or run.config.checkpoint.due_at(run.step) or run.last_epoch:
         save_checkpoint(run)
     return metrics
 
@@ -90,12 +87,13 @@ def check_first_step(run: Run, before: Snapshot) -> None:
     logger.info("%s", report)
 
 
-def record(run: Run, meter: Meter, result: StepResult, bar: "tqdm[NoReturn]") -> None:
+def record(run: Run, result: StepResult, bar: "tqdm[NoReturn]") -> None:
     """Log the mean loss of all ranks since the last record, learning rate and throughput; all ranks together."""
-    local = torch.stack(meter.losses).mean()
-    loss = cast(Tensor, run.accelerator.reduce(local, reduction="mean")).item()
-    metrics = {"train/loss": loss, "train/lr": result.lr, "perf/images_per_s": meter.images / meter.seconds}
+    loss = cast(Tensor, run.accelerator.reduce(run.meter.mean_loss(), reduction="mean")).item()
+    speed = run.meter.images / run.meter.seconds
+    metrics = {"train/loss": loss, "train/lr": result.lr, "perf/images_per_s": speed}
     run.tracker.log_metrics(metrics, step=run.step)
+    run.meter.reset()
     bar.set_postfix_str(f"loss {loss:.3f}, {metrics['perf/images_per_s']:.0f} images/s")
     if bar.disable and time.perf_counter() - run.last_told > _SILENCE_S:
         logger.info("step=%d/%d %s", run.step, run.total_steps, format_metrics(metrics))

@@ -21,12 +21,15 @@ from accelerate.commands.config.config_args import default_config_file, load_con
 from accelerate.commands.launch import launch_command_parser
 
 from train.errors import WorldSizeError
+from train.faults import pulse
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
 # In Accelerate's own order: torchrun and accelerate launch, then the MPI launchers.
 _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _LOCAL_WORLD_SIZES = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+
+_SHARED = "raised on every rank alike"
 
 
 @dataclass(frozen=True)
@@ -105,17 +108,32 @@ def together(accelerator: Accelerator, what: str) -> Iterator[None]:
         yield
         return
     failure: Exception | None = None
+    pulse.mark(what)
     try:
         yield
     except Exception as error:  # every kind: the other ranks have to hear of it before it goes on
         failure = error
+    pulse.mark(f"{what}, done here")
     mine = None if failure is None else {"kinds": _kinds(type(failure)), "message": str(failure) or repr(failure)}
     outcomes = gather_json(mine, accelerator)
     told = {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, dict)}
     if told:
         kinds = next(iter(told.values()))["kinds"]
         message = _merge({rank: outcome["message"] for rank, outcome in told.items()}, len(outcomes), what)
-        raise _rebuild(kinds, message) from failure
+        shared = _rebuild(kinds, message)
+        shared.add_note(_SHARED)
+        raise shared from failure
+
+
+def is_shared(error: BaseException) -> bool:
+    """Say whether an error was raised on every rank alike, by `together`."""
+    return _SHARED in getattr(error, "__notes__", ())
+
+
+def find_launcher(environ: Mapping[str, str]) -> int | None:
+    """Return the pid of the launcher that started this process, None if it was started by hand."""
+    launched = "TORCHELASTIC_RUN_ID" in environ or _launch_options(_parent_command()) is not None
+    return os.getppid() if launched else None
 
 
 def check_devices(environ: Mapping[str, str], *, num_gpus: int | None = None) -> None:

@@ -51,6 +51,11 @@ def describe_result(run: Run, metrics: dict[str, float], seconds: float) -> str:
     )
 
 
+def describe_rest(run: Run) -> str:
+    """Say what is left of a run that ends before its time, and how to go on."""
+    return f"{run.last_checkpoint()}; --resume auto goes on from there"
+
+
 def describe_next(run: Run, published: Published, example: Path | None) -> str:
     """Give the two commands that come next: look at it, serve it; and how to ask it."""
     python = find_python()

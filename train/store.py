@@ -11,15 +11,15 @@ from train.errors import TrackingError
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
-def _sqlite_file(uri: str) -> Path | None:
-    """Return the file of an SQLite store: sqlite:///relative or sqlite:////absolute."""
+def find_file(uri: str) -> Path | None:
+    """Return the file of an SQLite store, sqlite:///relative or sqlite:////absolute; None for a server."""
     parts = urlsplit(uri)
     return Path(parts.path[1:]) if parts.scheme.startswith("sqlite") and len(parts.path) > 1 else None
 
 
 def is_new(uri: str) -> bool:
     """Say whether the store is a file that MLflow will make when it is first used."""
-    file = _sqlite_file(uri)
+    file = find_file(uri)
     return file is not None and not file.exists()
 
 
@@ -31,7 +31,7 @@ def check_store(uri: str) -> None:
     """
     try:
         parts = urlsplit(uri)
-        file, port = _sqlite_file(uri), parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+        file, port = find_file(uri), parts.port or _PORTS.get(parts.scheme.partition("+")[0])
         if port is not None:
             socket.create_connection((parts.hostname or "", port), timeout=5).close()
     except (OSError, ValueError) as error:

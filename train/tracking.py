@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, JsonValue
 
 from train.config import TrackingConfig
-from train.errors import TrackingError
+from train.errors import RunEnded, Stopped, TrackingError
+from train.faults.cause import was_told
+from train.faults.marking import FAILURE
 from train.store import check_store, is_new, without_password
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FAILURE = "failure"
 _PARAM_LIMIT, _TAG_LIMIT, _BATCH = 6000, 5000, 100
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
@@ -32,10 +33,6 @@ _ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
 """Set unless the user has: a minute's outage is waited for and not four, and MLflow speaks only of trouble."""
-
-
-class Stopped(BaseException):
-    """SIGTERM arrived; like KeyboardInterrupt it is no Exception."""
 
 
 class Tracker:
@@ -93,8 +90,8 @@ class Tracker:
                 mlflow.log_dict(resolved, "config.json")
             else:
                 self._logged = {key: self._last_step(key) for key in run.data.metrics}
-                if _FAILURE in run.data.tags:
-                    client.delete_tag(run_id, _FAILURE)
+                if FAILURE in run.data.tags:
+                    client.delete_tag(run_id, FAILURE)
         self.set_tags(tags)
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
@@ -130,14 +127,26 @@ class Tracker:
             value = self._client.get_run(run_id).data.tags.get(key)
         return None if value is None else str(value)
 
+    def pending(self) -> list[tuple[dict[str, float], int]]:
+        """Return the metrics that still wait for the store, with their steps: what a checkpoint has to keep."""
+        return list(self._pending)
+
+    def restore_pending(self, pending: Sequence[tuple[Mapping[str, float], int]]) -> None:
+        """Take up metrics that an earlier process of this run could not send; what has arrived since is left out."""
+        for metrics, step in pending:
+            self.log_metrics(metrics, step=step)
+
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """End the run as the block ends: FINISHED; FAILED with the reason as the tag `failure`; KILLED by a signal."""
+        """End the run as the block ends: FINISHED; FAILED with the reason as the tag `failure`; KILLED by a signal.
+
+        What the watch has told, and tagged, keeps its reason.
+        """
         try:
             yield
         except BaseException as error:
-            killed = isinstance(error, (KeyboardInterrupt, Stopped))
-            reason = f"{type(error).__name__}: {error}"
+            killed = isinstance(error, (KeyboardInterrupt, Stopped)) or (isinstance(error, RunEnded) and error.killed)
+            reason = None if was_told(error) else f"{type(error).__name__}: {error}"
             try:
                 with _undisturbed():
                     self._end("KILLED" if killed else "FAILED", failure=reason)
@@ -147,13 +156,13 @@ class Tracker:
         self._end("FINISHED")
 
     def _end(self, status: str, failure: str | None = None) -> None:
-        if self._client is None:
+        if self._client is None or not self.run_id:
             return
         import mlflow
 
         if failure is not None:
-            self.set_tags({_FAILURE: failure})
-        self._flush(patient=failure is not None)
+            self.set_tags({FAILURE: failure})
+        self._flush(patient=status != "FINISHED")
         with self._explained("the run cannot be ended"):
             mlflow.end_run(status)
 

@@ -1,0 +1,47 @@
+"""What one rank says for all when a run ends before its time, and writes into its MLflow run."""
+
+import sys
+from collections.abc import Callable
+
+from tqdm import tqdm
+
+from train.config import TrackingConfig
+from train.faults.cause import Cause
+from train.faults.marking import is_reachable, mark_ended
+
+
+class LastWords:
+    """The words, once there is something to say of a run.
+
+    Args:
+        tracking: Where the MLflow run is.
+        same_machine: Whether the main process runs on this machine, and so a store that is a file lies here.
+
+    Attributes:
+        run_id: The MLflow run; "" before there is one.
+        advice: Says what is left of the run and how to go on; called when it is needed.
+    """
+
+    def __init__(self, tracking: TrackingConfig, *, same_machine: bool) -> None:
+        self._tracking, self._same_machine = tracking, same_machine
+        self.run_id = ""
+        self.advice: Callable[[], str] = lambda: ""
+
+    def speak(self, cause: Cause) -> None:
+        """Tell the cause in one line on standard error, then end the MLflow run with it."""
+        advice = self.advice()
+        tqdm.write(
+            f"{'stopped' if cause.kind == 'stopped' else 'error'}: {cause.message}{'; ' * bool(advice)}{advice}",
+            file=sys.stderr,
+        )
+        sys.stderr.flush()
+        if not self.run_id:
+            return
+        if not is_reachable(self._tracking.uri, same_machine=self._same_machine):
+            tqdm.write(
+                f"the MLflow run {self.run_id} is not marked: its store is a file on the main process's machine; the "
+                "next --resume there marks it",
+                file=sys.stderr,
+            )
+            return
+        mark_ended(self._tracking.uri, self.run_id, "KILLED" if cause.kind == "stopped" else "FAILED", cause.message)

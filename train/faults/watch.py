@@ -1,0 +1,175 @@
+"""A thread on each rank that watches all of them, and ends this process when the run cannot go on.
+
+The main thread may be inside a collective that never returns; so the thread sees, tells, marks and leaves by itself. It
+waits a moment first: a main thread that has an error of its own to tell comes before it.
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from train.config import WatchConfig
+from train.errors import Stopped
+from train.faults import pulse, stop
+from train.faults.board import Beat, Board, BoardError
+from train.faults.cause import Cause, cause_of, is_consequence
+from train.faults.last_words import LastWords
+from train.faults.observer import Observer, make_beat
+from train.faults.peers import Peer
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_S = 0.5
+_RANKS_A_PERIOD = 64  # more ranks, fewer looks: each look of each rank reads what all have written
+_MAIN_FIRST_S = 2.0  # the main thread, broken off by the same fault, is given so long to tell it
+_STOP_S = 20.0  # a launcher kills 30 s after its SIGTERM
+_TOLD_S = 20.0
+
+
+class Watch:
+    """The watch of one rank.
+
+    Args:
+        peers: All ranks' processes, in rank order.
+        rank: This one.
+        config: How long to wait.
+        board: Where ranks meet; None in a world of one.
+        words: Tells a cause and marks the run, on one rank for all.
+        parent: The launcher's pid, whose death asks for a stop; None where nothing was launched.
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        rank: int,
+        config: WatchConfig,
+        board: Board | None,
+        words: LastWords,
+        parent: int | None = None,
+    ) -> None:
+        self._observer = Observer(peers[rank], peers, config)
+        self.rank, self.words = rank, words
+        self._world_size, self._config, self._board, self._parent = len(peers), config, board, parent
+        self._period = _PERIOD_S * max(1.0, len(peers) / _RANKS_A_PERIOD)
+        self._done, self._found, self._told = threading.Event(), threading.Event(), threading.Event()
+        self._cause: Cause | None = None
+        self._settled: tuple[Cause, bool] | None = None
+        self._taken = threading.Lock()
+        self._beats = 0
+        self._lost_since: float | None = None
+        self._signal: tuple[str, float] | None = None
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Start to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say goodbye to the other ranks, and watch no more."""
+        if self._done.is_set():
+            return
+        self._done.set()
+        self._thread.join()
+        if self._board is not None and self._cause is None:
+            try:
+                self._board.exchange(self._beat(left=True))
+            except BoardError:
+                logger.debug("rank 0 left first")
+
+    def settle(self, error: BaseException) -> tuple[Cause, bool]:
+        """Return the first cause of an error on the main thread, and whether that is this error itself.
+
+        A collective that broke off waits until it is known which rank is gone.
+        """
+        if self._settled is None:
+            if not self._taken.acquire(blocking=False):
+                time.sleep(3 * _TOLD_S)  # the watch is leaving, and this thread with it
+            mine = cause_of(error, self.rank, self._world_size, pulse.read().place)
+            if is_consequence(error):
+                self._found.wait(self._config.silence_s + 10)
+            elif isinstance(error, Stopped) and not error.agreed and self._board is not None:
+                self._found.wait(3 * self._period)  # a launcher sends SIGTERM because of another rank, too
+            cause = self._cause or (self._board.claim(mine) if self._board is not None else mine)
+            self._cause = cause
+            self._found.set()
+            self._settled = cause, (cause.kind, cause.message) == (mine.kind, mine.message)
+        return self._settled
+
+    def finish(self, cause: Cause) -> None:
+        """Tell the cause if it is this rank's part to do so; else wait until it has been told."""
+        if self.rank == speaker_of(cause, self._world_size):
+            self.words.speak(cause)
+            self._told.set()
+            if self._board is not None:
+                self._board.set_told()
+                time.sleep(2 * self._period)  # who keeps the board leaves last
+        else:
+            self._told.wait(_TOLD_S)
+
+    def _run(self) -> None:
+        while not self._done.wait(self._period):
+            cause = self._look()
+            if cause is None or self._told.is_set():
+                continue
+            if not self._found.is_set():
+                self._cause = cause
+                self._found.set()
+            if self._done.wait(_MAIN_FIRST_S):
+                return
+            if self._taken.acquire(blocking=False):
+                self._leave(cause)
+
+    def _look(self) -> Cause | None:
+        """Return why the run cannot go on, None if it can."""
+        now = time.monotonic()
+        if self._parent is not None and os.getppid() != self._parent:
+            stop.request("the launcher is gone")
+        if (cause := self._look_at_signals(now)) is not None:
+            return cause
+        if self._board is None:
+            self._observer.hear([self._beat()], now)
+            return self._observer.judge(now)
+        try:
+            cause, told, beats = self._board.exchange(self._beat())
+        except BoardError as error:
+            self._lost_since = self._lost_since or now
+            if self._cause is not None:  # rank 0 has told it and left
+                self._told.set()
+            logger.debug("rank 0's board: %s", error)
+            return self._observer.judge_lost_board(time.monotonic() - self._lost_since)
+        self._lost_since = None
+        if told:
+            self._told.set()
+        self._observer.hear(beats, time.monotonic())
+        if cause is None and (judged := self._observer.judge(time.monotonic())) is not None:
+            cause = self._board.claim(judged)
+        return cause
+
+    def _look_at_signals(self, now: float) -> Cause | None:
+        """Notice a signal that the main thread cannot see, and leave for it if it never does."""
+        if (name := stop.unheard()) is not None and self._signal is None:
+            stop.request(name)
+            self._signal = name, now
+        if self._signal is None or now - self._signal[1] < _STOP_S or pulse.read().since > self._signal[1]:
+            return None
+        message = f"{self._signal[0]}, and no step ended in {_STOP_S:g} s: nothing was saved after the last checkpoint"
+        return Cause(kind="stopped", ranks=(self.rank,), message=message)
+
+    def _beat(self, *, left: bool = False) -> Beat:
+        self._beats += 1
+        return make_beat(pulse.read(), self._beats, time.monotonic(), self._config.timeout_s, left=left)
+
+    def _leave(self, cause: Cause) -> NoReturn:
+        self.finish(cause)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(cause.status or 1)
+
+
+def speaker_of(cause: Cause, world_size: int) -> int:
+    """Return the rank that tells a cause and marks the run: the main process, or the lowest that is left."""
+    return next((rank for rank in range(world_size) if rank not in cause.gone), 0)
