@@ -1,0 +1,70 @@
+"""Which network interface joins this machine to the others: gloo would take the one that the host's name stands for.
+
+That name is often 127.0.1.1 (Debian writes it so), and then every rank would be told to find the others at home.
+"""
+
+import ipaddress
+import socket
+from collections.abc import MutableMapping
+
+import psutil
+
+from train.errors import WorldSizeError
+
+_GLOO = "GLOO_SOCKET_IFNAME"
+_WAY_OUT = f"or set {_GLOO} to the name of the interface, as `ip address` lists it"
+
+
+def choose_interface(environ: MutableMapping[str, str]) -> str | None:
+    """Have gloo use the interface on the way to the main process, in place; call it before the Accelerator.
+
+    Nothing is done on a single machine, or where GLOO_SOCKET_IFNAME is set already.
+
+    Args:
+        environ: The process environment, as a launcher left it.
+
+    Returns:
+        The interface that was chosen, None if there was nothing to choose.
+
+    Raises:
+        WorldSizeError: If the main process's address is unknown here, or leads nowhere but to this machine itself.
+    """
+    if int(environ.get("GROUP_WORLD_SIZE", "1")) < 2 or environ.get(_GLOO):
+        return None
+    environ[_GLOO] = find_interface(environ["MASTER_ADDR"])
+    return environ[_GLOO]
+
+
+def find_interface(main: str) -> str:
+    """Return the name of the interface from which packets to the main process leave.
+
+    Args:
+        main: The main process's address, or a name for it.
+
+    Raises:
+        WorldSizeError: If it is unknown here, or leads nowhere but to this machine itself.
+    """
+    own = _own_address(main)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address.partition("%")[0] == own for address in addresses):
+            if ipaddress.ip_address(own).is_loopback:
+                raise WorldSizeError(
+                    f"{socket.gethostname()}: the main process's address {main} is this machine's loopback here "
+                    f"({own}), which no other machine can reach; launch with --main_process_ip ADDRESS, {_WAY_OUT}"
+                )
+            return name
+    raise WorldSizeError(f"{socket.gethostname()}: no interface has the address {own} towards {main}; set {_GLOO}")
+
+
+def _own_address(main: str) -> str:
+    """Return the address that this machine would speak to another from; nothing is sent."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(main, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0]).partition("%")[0]
+    except OSError as error:
+        raise WorldSizeError(
+            f"{socket.gethostname()}: no way to the main process at {main} ({error.strerror or error}); "
+            f"--main_process_ip wants an address that every machine can reach, {_WAY_OUT}"
+        ) from error
