@@ -7,19 +7,56 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import zoo
-from train.config import TrackingConfig
+from train.config import TrackingConfig, TrainConfig
+from train.data import BUILTIN
 from train.publish import Published
 from train.ranks import RankInfo
 from train.run import Run
-from train.store import without_password
+from train.store import find_file, without_password
 
 
 def describe_world(ranks: Sequence[RankInfo]) -> str:
-    """Say how many ranks there are, what joins them, and where each one is."""
-    where = ", ".join(f"rank {info.rank} on {info.device}" for info in ranks)
-    hosts = sorted({info.hostname for info in ranks})
-    machines = f" on {len(hosts)} machines" if len(hosts) > 1 else ""
-    return f"{len(ranks)} rank{'s' * (len(ranks) > 1)}{machines}, backend {ranks[0].backend}: {where}"
+    """Say how many ranks there are, what joins them, and where each one is: on which device of which machine."""
+    machines = group_by_machine(ranks)
+    several = len(machines) > 1
+    where = [", ".join(f"rank {info.rank} on {info.device}" for info in infos) for infos in machines]
+    if several:
+        where = [f"{infos[0].hostname} ({text})" for infos, text in zip(machines, where, strict=True)]
+    return (
+        f"{len(ranks)} rank{'s' * (len(ranks) > 1)}{f' on {len(machines)} machines' if several else ''}, "
+        f"backend {ranks[0].backend}: {', '.join(where)}"
+    )
+
+
+def describe_writes(config: TrainConfig, ranks: Sequence[RankInfo]) -> str:
+    """Say which machine writes what, what each reads, and what another one needs to go on; "" for a single machine.
+
+    Args:
+        config: Where is written and read.
+        ranks: All ranks, in rank order.
+    """
+    machines = group_by_machine(ranks)
+    if len(machines) == 1:
+        return ""
+    main, *others = (infos[0].hostname for infos in machines)
+    uri = without_password(config.tracking.uri)
+    store_is_here = find_file(config.tracking.uri) is not None
+    kept = f"{config.run_dir}{f' and {uri}' if store_is_here else ''}"
+    reads = "" if config.data.root in BUILTIN else f"; each machine reads its own {config.data.root}"
+    return (
+        f"writes    {main} alone, {config.run_dir} and the MLflow run in {uri}; nothing on {', '.join(others)}{reads}\n"
+        f"          to resume with another machine as the first (--machine_rank 0), share {kept} with it"
+    )
+
+
+def group_by_machine(ranks: Sequence[RankInfo]) -> list[list[RankInfo]]:
+    """Group ranks by their machine, in rank order; launchers count on within a machine, and hostnames may be equal."""
+    machines: list[list[RankInfo]] = []
+    for info in ranks:
+        if info.local_rank == 0 or not machines:
+            machines.append([])
+        machines[-1].append(info)
+    return machines
 
 
 def describe_plan(run: Run) -> str:

@@ -11,14 +11,41 @@ from zoo.card import PluginSource
 PUBLISHED = Published("tiny", "2", "champion", "1", "0.4 does not beat 0.5")
 
 
-def rank(number: int, hostname: str = "a") -> RankInfo:
-    return RankInfo(number, number, f"cuda:{number}", "nccl", hostname, 1)
+def rank(number: int, hostname: str = "a", local_rank: int | None = None) -> RankInfo:
+    local_rank = number if local_rank is None else local_rank
+    return RankInfo(number, local_rank, f"cuda:{local_rank}", "nccl", hostname, 1)
 
 
 def test_world_names_ranks_backend_and_devices():
     assert report.describe_world([rank(0), rank(1)]) == "2 ranks, backend nccl: rank 0 on cuda:0, rank 1 on cuda:1"
     assert report.describe_world([rank(0)]).startswith("1 rank, backend nccl")
-    assert report.describe_world([rank(0), rank(1, "b")]).startswith("2 ranks on 2 machines, ")
+
+
+@pytest.mark.parametrize("names", [("ada", "bob"), ("node", "node")])
+def test_world_of_several_machines_names_them_also_where_their_names_are_equal(names):
+    ranks = [rank(0, names[0]), rank(1, names[0]), rank(2, names[1], 0), rank(3, names[1], 1)]
+    assert report.describe_world(ranks) == (
+        f"4 ranks on 2 machines, backend nccl: {names[0]} (rank 0 on cuda:0, rank 1 on cuda:1), "
+        f"{names[1]} (rank 2 on cuda:0, rank 3 on cuda:1)"
+    )
+
+
+def test_several_machines_are_told_who_writes_and_what_to_share(tiny, here):
+    ranks = [rank(0, "ada"), rank(1, "bob", 0)]
+    runs, images, store = here / "runs" / "tiny", here / "images", f"sqlite:///{here}/mlflow.db"
+    assert report.describe_writes(tiny(), ranks) == (
+        f"writes    ada alone, {runs} and the MLflow run in {store}; nothing on bob; "
+        f"each machine reads its own {images}\n"
+        f"          to resume with another machine as the first (--machine_rank 0), share {runs} and {store} with it"
+    )
+    assert report.describe_writes(tiny(), [rank(0), rank(1)]) == ""
+
+
+def test_server_and_built_in_data_need_not_be_shared(tiny, here):
+    config = tiny(tracking__uri="postgresql://ann:s3cret@host/mlflow", data__root="builtin:digits")
+    said = report.describe_writes(config, [rank(0, "ada"), rank(1, "bob", 0)])
+    assert "the MLflow run in postgresql://host/mlflow; nothing on bob\n" in said
+    assert said.endswith(f"share {here / 'runs' / 'tiny'} with it")
 
 
 def test_plan_and_result_say_what_is_trained_and_what_came_out(tiny):
