@@ -1,20 +1,23 @@
 """Build a run from its config: accelerator, data, model, optimizer, and the wrap around them."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, set_seed
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, set_seed
 from torch import nn
 
 import zoo
+from train.buckets import settle_buckets
 from train.config import LoopConfig, ModelConfig, TrainConfig
 from train.data import Data, build_data, read_split
 from train.errors import ConfigError, ReplicaMismatch
 from train.load import check_names
 from train.loaders import build_train_loader, build_val_loader
 from train.optim import build_optimizer
+from train.position import EpochPlan
 from train.ranks import gather_json, together
 from train.run import Run
 from train.tracking import Tracker
@@ -23,10 +26,15 @@ from zoo.create import find_architecture, find_preprocessing
 from zoo.freezing import check_trainable
 
 
-def build_accelerator(config: LoopConfig) -> Accelerator:
+def build_accelerator(config: LoopConfig, *, timeout_s: float = 600.0) -> Accelerator:
     """Build the Accelerator: NCCL where there are GPUs, one gloo group of all ranks where there is none.
 
     Without `cpu=True` a launcher's ranks on a machine without a GPU would each believe that they are alone.
+
+    Args:
+        config: Precision, accumulation, compilation.
+        timeout_s: Seconds without progress after which the watch ends a run. A collective waits for longer, so that
+            the watch, which can name the rank, comes first.
 
     Raises:
         ConfigError: If fp16 is asked for where there is no GPU: Accelerate would quietly train in full precision.
@@ -39,13 +47,17 @@ def build_accelerator(config: LoopConfig) -> Accelerator:
         gradient_accumulation_steps=config.accumulation_steps,
         step_scheduler_with_optimizer=False,
         dynamo_backend="inductor" if config.compile else None,
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=max(1800.0, 3 * timeout_s))),
+        ],
     )
 
 
 def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -> Run:
     """Build everything but the wrap; the same on every rank, and every rank raises what any raises."""
     place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+    global_batch_size = find_global_batch_size(config.loop, accelerator.num_processes)
     load_plugins(config.model, accelerator)
     with together(accelerator, "building the run"):
         check_names(config.model)
@@ -55,7 +67,6 @@ def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -
         data = build_data(config.data, config.augment, own, config.seed, split=split)
         card = build_card(config, data)
         workers = config.data.num_workers
-        loader = build_train_loader(data, config.loop, num_workers=workers, **place)
         return Run(
             config=config,
             accelerator=accelerator,
@@ -66,11 +77,16 @@ def build_run(config: TrainConfig, accelerator: Accelerator, tracker: Tracker) -
             bare=model,
             forward=model.forward,
             optimizer=build_optimizer(model, config.optimizer),
-            train_loader=loader,
+            train_loader=build_train_loader(data, config.loop, num_workers=workers, **place),
             val_loader=build_val_loader(data, config.evaluate, num_workers=workers, **place),
             folder=Path(),
-            steps_per_epoch=len(loader) // config.loop.accumulation_steps,
+            plan=EpochPlan(len(data.train), global_batch_size, config.schedule.epochs),
         )
+
+
+def find_global_batch_size(loop: LoopConfig, world_size: int) -> int:
+    """Return the images of one optimizer step on all ranks together."""
+    return loop.batch_size_per_rank * loop.accumulation_steps * world_size
 
 
 def load_plugins(config: ModelConfig, accelerator: Accelerator) -> None:
@@ -135,4 +151,5 @@ def wrap(run: Run) -> None:
     run.model, run.optimizer = cast(
         tuple[nn.Module, torch.optim.Optimizer], run.accelerator.prepare(run.bare, run.optimizer)
     )
+    settle_buckets(run)
     set_seed((run.config.seed + run.accelerator.process_index) % 2**32)  # numpy takes no more

@@ -1,44 +1,32 @@
 """Checkpoints: all that a run needs to go on, written whole or not at all. safetensors and JSON, no pickle.
 
 A checkpoint is a directory RUN/checkpoints/step-00000450 with `model.safetensors`, `optimizer.safetensors` (tensors
-named after their parameter), `rng.safetensors` (each rank's random state) and `state.json`, which lists size and hash
-of the others.
+named after their parameter), `rng.safetensors` (each rank's random states) and `state.json`, which lists size and hash
+of the others. What a killed process leaves is hidden, and cleared before the next is written.
 """
 
 import json
 import logging
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-import torch
 import xxhash
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from train.errors import CheckpointError
 from train.latest import is_latest
-from zoo.files.durable import new_directory
+from train.position import Origin
+from zoo.files.durable import clear_partial, new_directory, remove_directory
 from zoo.files.ties import find_ties
 
 logger = logging.getLogger(__name__)
 
 STATE, MODEL, OPTIMIZER, RNG = "state.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors"
-_AS_IT_BEGAN = "a resumed run goes on as it began; set it back, or start anew without --resume"
-_FREE = (
-    "output_dir",
-    "resume",
-    "log.",
-    "tracking.",
-    "publish.",
-    "checkpoint.",
-    "evaluate.",
-    "watch.",
-    "data.num_workers",
-)
 
 
 class FileRecord(BaseModel):
@@ -52,7 +40,7 @@ class FileRecord(BaseModel):
 class CheckpointState(BaseModel):
     """What a checkpoint says of itself."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, ser_json_inf_nan="constants")
     format_version: Literal[1] = 1
     run_id: str
     """The MLflow run that a resumed process goes on with."""
@@ -67,7 +55,26 @@ class CheckpointState(BaseModel):
     train_fingerprint: str
     scaler: dict[str, float] = {}
     """State of the fp16 loss scaler; empty without one."""
+    origin: Origin = Origin()
+    """Where the global batch size of these ranks began."""
+    losses: tuple[tuple[float, ...], ...] = ()
+    """Of each rank, the losses of the steps since the last record."""
+    pending: tuple[tuple[dict[str, float], int], ...] = ()
+    """Metrics, and their step, that the tracking store has not taken yet."""
     files: dict[str, FileRecord] = {}
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A whole checkpoint to go on from, the same on every rank.
+
+    Attributes:
+        path: Where it lies; only the main process needs to see it.
+        state: What it says of itself, as the main process has read it.
+    """
+
+    path: Path
+    state: CheckpointState
 
 
 def write_checkpoint(
@@ -122,102 +129,49 @@ def read_state(path: Path) -> CheckpointState:
     return state
 
 
-def load_weights(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Load weights and optimizer state into a bare model and its optimizer, in place, before they are wrapped.
-
-    Raises:
-        CheckpointError: If names or shapes do not fit the model.
-    """
-    tensors = load_file(path / MODEL)
-    tensors |= {name: tensors[kept] for name, kept in find_ties(model.state_dict()).items() if kept in tensors}
-    try:
-        model.load_state_dict(tensors, strict=True)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path / MODEL}: does not fit the model: {' '.join(str(error).split())}") from error
-    saved = load_file(path / OPTIMIZER)
-    parameters = dict(model.named_parameters())
-    for key, tensor in saved.items():
-        name, _, slot = key.rpartition("/")
-        if name not in parameters:
-            raise CheckpointError(f"{path / OPTIMIZER}: {name} is no parameter of the model")
-        optimizer.state[parameters[name]][slot] = tensor
-
-
-def load_rng(path: Path, rank: int) -> dict[str, Tensor]:
-    """Return this rank's random states by kind, uint8.
-
-    Raises:
-        CheckpointError: If this rank wrote none.
-    """
-    prefix = f"{rank}."
-    found = {key.removeprefix(prefix): t for key, t in load_file(path / RNG).items() if key.startswith(prefix)}
-    if not found:
-        raise CheckpointError(f"{path / RNG}: holds no random state of rank {rank}")
-    return found
-
-
-def find_newest(folder: Path) -> Path | None:
+def find_whole(folder: Path) -> Resume | None:
     """Return the newest whole checkpoint below FOLDER/RUN/checkpoints; what is not whole is skipped with a warning."""
     runs = folder.glob("*/checkpoints/step-*")
     there = [path for path in runs if not is_latest(path.parent.parent)]  # a link to one of the others
-    found = sorted(there, key=lambda path: (path.stat().st_mtime_ns, path.name))
-    for path in reversed(found):
+    for path in reversed(_by_age(there)):
         try:
-            read_state(path)
+            return Resume(path, read_state(path))
         except CheckpointError as error:
             logger.warning("skipping a checkpoint that is not whole: %s", error)
-        else:
-            return path
     return None
 
 
-def clear_damaged(path: Path) -> None:
-    """Remove what stands at `path`, with a warning, if it is no whole checkpoint: its step can be saved again."""
-    if not path.exists():
-        return
-    try:
-        read_state(path)
-    except CheckpointError as error:
-        logger.warning("replacing a checkpoint that is not whole: %s", error)
-        shutil.rmtree(path)
+def find_newest(folder: Path) -> Path | None:
+    """Return where `find_whole` finds one."""
+    found = find_whole(folder)
+    return None if found is None else found.path
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints of one run."""
-    for path in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(path)
+def prune(newest: Path, keep: int) -> None:
+    """Remove the oldest checkpoints beside `newest`, which was just written, so that `keep` are left with it.
 
-
-def check_resumable(path: Path, state: CheckpointState, now: CheckpointState) -> None:
-    """Refuse to go on under other conditions than the checkpoint was written under.
-
-    Args:
-        path: The checkpoint, for the message.
-        state: What it says of itself.
-        now: The same of this run.
-
-    Raises:
-        CheckpointError: Names what differs, then and now.
+    One that cannot be removed stays, with a warning: the training does not depend on it.
     """
-    if state.class_names != now.class_names:
-        raise CheckpointError(
-            f"{path}: was trained on {len(state.class_names)} classes ({_few(state.class_names)}), the data now has "
-            f"{len(now.class_names)} ({_few(now.class_names)}): resume on the same data, or start a new run"
-        )
-    for what, then, today in (
-        ("ranks", state.world_size, now.world_size),
-        ("training images", state.train_fingerprint, now.train_fingerprint),
-        ("steps an epoch", state.steps_per_epoch, now.steps_per_epoch),
-    ):
-        if then != today:
-            raise CheckpointError(f"{path}: {what} were {then} and are {today}: {_AS_IT_BEGAN}")
-    differing = [
-        f"{key} was {state.config.get(key)!r} and is {now.config.get(key)!r}"
-        for key in sorted(state.config.keys() | now.config.keys())
-        if state.config.get(key) != now.config.get(key) and not key.startswith(_FREE)
-    ]
-    if differing:
-        raise CheckpointError(f"{path}: {'; '.join(differing)}: {_AS_IT_BEGAN}")
+    others = _by_age([path for path in newest.parent.glob("step-*") if path != newest])
+    for path in others[: max(0, len(others) - keep + 1)]:
+        try:
+            remove_directory(path)
+        except OSError as error:
+            logger.warning("an old checkpoint cannot be removed: %s", error)
+
+
+def clear_litter(run_folder: Path) -> None:
+    """Remove what killed processes have left of checkpoints and of a bundle; only for who holds the run."""
+    for folder in (run_folder, run_folder / "checkpoints"):
+        try:
+            clear_partial(folder)
+        except OSError as error:
+            logger.warning("what a killed process has left cannot be removed: %s", error)
+
+
+def _by_age(paths: list[Path]) -> list[Path]:
+    """Return checkpoints from the oldest to the newest, by when they were written."""
+    return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -228,21 +182,6 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
         for parameter, slots in optimizer.state.items()
         for slot, value in slots.items()
     }
-
-
-def rng_states() -> dict[str, Tensor]:
-    """Return this process's torch random states by kind, uint8: augmentation has seeds of its own."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def restore_rng(states: dict[str, Tensor]) -> None:
-    """Set this process's torch random states."""
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def record_file(path: Path) -> FileRecord:
@@ -260,7 +199,3 @@ def _first_of(error: ValidationError) -> str:
     first = next((one for one in found if one["loc"] == ("format_version",)), found[0])
     where, got = ".".join(map(str, first["loc"])), "" if first["type"] == "missing" else f", got {first['input']!r:.80}"
     return f"{where}: {first['msg']}{got}" if where else first["msg"]
-
-
-def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

@@ -1,5 +1,10 @@
 """From a set to batches on one rank. The loaders belong to no framework: Accelerate must not prepare them again."""
 
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -12,6 +17,8 @@ from train.data import Data, Item
 from train.draws import mix_seed
 from train.errors import DataError
 from train.sampler import Draw, EpochBatches, val_shard
+
+_SET_DEATH_SIGNAL = 1  # Linux's PR_SET_PDEATHSIG
 
 Batch = tuple[Tensor, Tensor]  # inputs, (B, 3, height, width), and labels, (B,) int64
 
@@ -26,6 +33,7 @@ class Batches:
             batch_sampler=batch_sampler,
             collate_fn=_collate,
             num_workers=num_workers,
+            worker_init_fn=settle_worker,
             persistent_workers=num_workers > 0,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(mix_seed(0)),  # else each pass draws from dropout's stream
@@ -46,9 +54,9 @@ class TrainBatches(Batches):
 
     batch_sampler: EpochBatches
 
-    def set_position(self, epoch: int, batch: int = 0) -> None:
-        """Let the next pass start at `batch` of `epoch`, both counted from 0; the last batch + 1 is the next epoch."""
-        self.batch_sampler.set_position(epoch, batch)
+    def set_position(self, epoch: int, images: int = 0) -> None:
+        """Let the next pass go on in `epoch`, counted from 0, after the first `images` of its order."""
+        self.batch_sampler.set_position(epoch, images)
 
 
 def build_train_loader(data: Data, loop: LoopConfig, *, num_workers: int, rank: int, world_size: int) -> TrainBatches:
@@ -73,6 +81,21 @@ def build_val_loader(data: Data, evaluate: EvaluateConfig, *, num_workers: int, 
     shard = val_shard(len(data.val), rank, world_size)
     size = evaluate.batch_size_per_rank
     return Batches(data.val, [list(shard[i : i + size]) for i in range(0, len(shard), size)], num_workers)
+
+
+def settle_worker(_worker_id: int) -> None:
+    """Make a worker process live exactly as long as its rank.
+
+    A launcher sends SIGTERM, and a terminal Ctrl-C, to the whole group of processes, while the rank still wants batches
+    for the step that it ends with. And a rank that is killed must leave no worker behind.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+        rank = multiprocessing.parent_process()
+        if rank is None or os.getppid() != rank.pid:  # it has gone meanwhile
+            os._exit(1)
 
 
 class _Guarded(Dataset[Item]):

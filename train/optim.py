@@ -43,13 +43,13 @@ def find_exempt(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in spared}
 
 
-def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int, min_ratio: float) -> float:
+def learning_rate(step: float, *, peak: float, warmup_steps: int, total_steps: int, min_ratio: float) -> float:
     """Return the learning rate of one optimizer step: linear warm-up, then a cosine (Loshchilov and Hutter 2017).
 
     A function of the step alone: it is the same for any number of ranks, and needs no state to resume.
 
     Args:
-        step: The step about to be taken, from 0.
+        step: The step about to be taken, from 0; between two whole numbers where other ranks took an epoch over.
         peak: Largest learning rate.
         warmup_steps: Steps over which it rises to `peak`; the first one already moves.
         total_steps: Steps of the whole run.

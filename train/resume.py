@@ -1,4 +1,7 @@
-"""Save a run's checkpoints, and go on from one: the collective half of `train.checkpoint`."""
+"""Save a run's checkpoints, and go on from one: the collective half of `train.checkpoint`.
+
+The main process alone reads and writes; the others hear from it, so their machines need not see the folder.
+"""
 
 import logging
 from pathlib import Path
@@ -7,19 +10,26 @@ from typing import cast
 import torch
 from accelerate import Accelerator
 
-from train import checkpoint
-from train.checkpoint import CheckpointState
-from train.config import DataConfig, ModelConfig, TrainConfig
+from train import checkpoint, loading
+from train.checkpoint import MODEL, OPTIMIZER, RNG, CheckpointState, Resume
+from train.conditions import check_resumable, describe_changes, fill_in, find_saved_plan, is_same_training
+from train.config import TrainConfig
+from train.draws import mix_seed, restore_rng, rng_states
 from train.errors import CheckpointError
+from train.loading import Layout
 from train.ranks import gather_json, together
 from train.run import Run
 from train.tracking import flatten
+from zoo.files.durable import remove_directory
 
 logger = logging.getLogger(__name__)
 
+_TAKEN_OVER = 2  # keeps the seeds of streams that begin anew apart from augmentation's and the order's
+_OWN_WORDS = ("python", "numpy")  # random states that are numbers and not bytes
+
 
 def describe_state(run: Run) -> CheckpointState:
-    """Say what a checkpoint of this run, taken now, says of itself."""
+    """Say what a checkpoint of this run, taken now, says of itself; the other ranks' losses are left out."""
     scaler = run.accelerator.scaler
     config = flatten(run.config.model_dump(mode="json"))
     del config["model.plugins"]  # by what is in them: a file may move between two runs, and it may change
@@ -34,83 +44,154 @@ def describe_state(run: Run) -> CheckpointState:
         class_names=run.data.class_names,
         train_fingerprint=run.data.train_fingerprint,
         scaler={} if scaler is None else {key: float(value) for key, value in scaler.state_dict().items()},
+        origin=run.plan.origin,
+        pending=tuple((dict(metrics), step) for metrics, step in run.tracker.pending()),
     )
 
 
-def fill_in(state: CheckpointState, now: CheckpointState) -> CheckpointState:
-    """Return a checkpoint's state with the default of every field of `now` that is younger than the checkpoint."""
-    least = TrainConfig(name="x", model=ModelConfig(backbone="x"), data=DataConfig(root="x"))
-    defaults = flatten(least.model_dump(mode="json"))
-    younger = {key: defaults[key] for key in now.config.keys() - state.config.keys() if key in defaults}
-    return state.model_copy(update={"config": state.config | younger})
-
-
 def save_checkpoint(run: Run) -> None:
-    """Save the run as it stands, from the main process, and drop the oldest; all ranks together.
+    """Save the run as it stands, from the main process, and drop the oldest; all ranks together, after any step.
+
+    Saved already, it stays as it is: so it may be called again at the end.
 
     Raises:
         CheckpointError: On every rank, if the main process cannot write it.
     """
-    accelerator = run.accelerator
-    path = run.checkpoints / f"step-{run.step:08d}"
-    gathered = gather_json({kind: state.tolist() for kind, state in checkpoint.rng_states().items()}, accelerator)
+    accelerator, path = run.accelerator, run.checkpoints / f"step-{run.step:08d}"
+    random = {kind: state.tolist() for kind, state in rng_states().items()}
+    gathered = gather_json({"random": random, "losses": run.meter.state()}, accelerator)
     with together(accelerator, "saving a checkpoint"):
-        if accelerator.is_main_process:
-            checkpoint.clear_damaged(path)
-        if accelerator.is_main_process and not path.exists():  # a resumed run may be at a step that it has saved
-            rng = {
-                f"{rank}.{kind}": torch.tensor(state, dtype=torch.uint8)
-                for rank, kinds in enumerate(cast(list[dict[str, list[int]]], gathered))
-                for kind, state in kinds.items()
-            }
-            checkpoint.write_checkpoint(path, describe_state(run), run.bare, run.optimizer, rng)
-            checkpoint.prune(run.checkpoints, run.config.checkpoint.keep)
+        if accelerator.is_main_process and not (run.saved == path and path.is_dir()):
+            _save(run, path, cast(list[dict[str, object]], gathered))
+    run.saved = path
 
 
-def find_resume(config: TrainConfig, accelerator: Accelerator) -> Path | None:
-    """Return the checkpoint that `resume` names, chosen by the main process for all; None to start anew.
+def _save(run: Run, path: Path, gathered: list[dict[str, object]]) -> None:
+    """Write the checkpoint, unless the same training has left it there, and only then remove the oldest."""
+    losses = tuple(tuple(cast(list[float], rank["losses"])) for rank in gathered)
+    state = describe_state(run).model_copy(update={"losses": losses})
+    checkpoint.clear_litter(run.folder)
+    if not _is_saved(path, state):
+        rng = {
+            f"{rank}.{kind}": torch.tensor(numbers, dtype=torch.float64 if kind in _OWN_WORDS else torch.uint8)
+            for rank, told in enumerate(gathered)
+            for kind, numbers in cast(dict[str, list[float]], told["random"]).items()
+        }
+        checkpoint.write_checkpoint(path, state, run.bare, run.optimizer, rng)
+    checkpoint.prune(path, run.config.checkpoint.keep)
+
+
+def _is_saved(path: Path, state: CheckpointState) -> bool:
+    """Say whether this state stands at `path`, whole; what else stands there is removed, with a warning."""
+    if not path.exists():
+        return False
+    try:
+        if is_same_training(checkpoint.read_state(path), state):
+            return True
+        logger.warning("replacing a checkpoint of the same step that other ranks had reached: %s", path)
+    except CheckpointError as error:
+        logger.warning("replacing a checkpoint that is not whole: %s", error)
+    remove_directory(path)
+    return False
+
+
+def find_resume(config: TrainConfig, accelerator: Accelerator) -> Resume | None:
+    """Return the checkpoint that `resume` names, found and verified by the main process for all; None to start anew.
 
     Raises:
         CheckpointError: If a path is named that is no whole checkpoint.
     """
-    path: Path | None = None
+    found: Resume | None = None
     with together(accelerator, "finding the checkpoint"):
         if accelerator.is_main_process and config.resume is not None:
-            path = choose_checkpoint(config.resume, config.run_dir)
-    chosen = gather_json(None if path is None else str(path), accelerator)[0]
-    return None if chosen is None else Path(cast(str, chosen))
+            found = choose_checkpoint(config.resume, config.run_dir)
+    told = None if found is None else {"path": str(found.path), "state": found.state.model_dump_json()}
+    heard = cast(dict[str, str] | None, gather_json(told, accelerator)[0])
+    if heard is None:
+        return None
+    return Resume(Path(heard["path"]), CheckpointState.model_validate_json(heard["state"]))
 
 
-def choose_checkpoint(resume: str, run_dir: Path) -> Path | None:
+def choose_checkpoint(resume: str, run_dir: Path) -> Resume | None:
     """Return the checkpoint meant by "auto" (None where there is none yet) or by a path, verified."""
     if resume == "auto":
-        found = checkpoint.find_newest(run_dir)
-        logger.info("resume=auto %s", f"from {found}" if found else f"found no checkpoint below {run_dir}: a new run")
+        found = checkpoint.find_whole(run_dir)
+        where = f"from {found.path}" if found else f"found no checkpoint below {run_dir}: a new run"
+        logger.info("resume=auto %s", where)
         return found
     if not Path(resume).is_dir():
         raise CheckpointError(f"resume {resume}: no such directory; wanted RUN/checkpoints/step-... or auto")
-    checkpoint.read_state(Path(resume))
-    return Path(resume)
+    return Resume(Path(resume), checkpoint.read_state(Path(resume)))
 
 
-def restore(run: Run, path: Path) -> None:
-    """Put a run where a checkpoint left it: weights, optimizer, loss scaler and step. Call it before the wrap.
+def restore(run: Run, resume: Resume) -> list[str]:
+    """Put a run where a checkpoint left it: weights, optimizer, loss scaler, step, place in the data. Before the wrap.
 
     The random states come last, by `restore_random`: building and wrapping draw from them.
 
+    Returns:
+        What changes with the number of ranks, in a line each; nothing where the ranks are as many.
+
     Raises:
-        CheckpointError: On every rank, if the checkpoint was written under other conditions, or does not fit.
+        CheckpointError: On every rank, if the checkpoint was written under other conditions, or does not fit; the run
+            is then as it was.
     """
-    with together(run.accelerator, "resuming"):
-        state, now = checkpoint.read_state(path), describe_state(run)
-        checkpoint.check_resumable(path, fill_in(state, now), now)
-        checkpoint.load_weights(path, run.bare, run.optimizer)
-        run.step = state.step
-        if run.accelerator.scaler is not None and state.scaler:
-            run.accelerator.scaler.load_state_dict(state.scaler)
+    path, accelerator = resume.path, run.accelerator
+    with together(accelerator, "resuming"):
+        now = describe_state(run)
+        state = fill_in(resume.state, now)
+        check_resumable(path, state, now)
+        scaler = _find_scaler_state(run, resume)
+    before = find_saved_plan(state, run.plan.num_images)
+
+    def check_optimizer(layout: Layout) -> None:
+        loading.check_optimizer(layout, path / OPTIMIZER, run.bare, run.optimizer)
+
+    def check_model(layout: Layout) -> None:
+        loading.check_model(layout, path / MODEL, run.bare)
+
+    weights = loading.fetch(path / MODEL, accelerator, check_model)
+    slots = loading.fetch(path / OPTIMIZER, accelerator, check_optimizer)
+    loading.load_model(run.bare, weights)
+    loading.load_optimizer(run.bare, run.optimizer, slots)
+    if scaler:
+        accelerator.scaler.load_state_dict(scaler)
+    run.step, run.saved = state.step, path
+    run.plan = before.go_on_as(run.plan.global_batch_size, state.step)
+    run.meter.restore(_find_losses(state, accelerator), accelerator.device)
+    return describe_changes(state, now, before, run.plan)
 
 
-def restore_random(run: Run, path: Path) -> None:
-    """Give each rank the random states that it saved."""
-    with together(run.accelerator, "resuming"):
-        checkpoint.restore_rng(checkpoint.load_rng(path, run.accelerator.process_index))
+def restore_random(run: Run, resume: Resume) -> None:
+    """Give each rank the random states that it saved; other ranks than saved them all begin new ones. All ranks."""
+    rank = run.accelerator.process_index
+    if resume.state.world_size != run.accelerator.num_processes:
+        torch.manual_seed(mix_seed(run.config.seed, _TAKEN_OVER, rank, resume.state.step))
+        return
+
+    def check(layout: Layout) -> None:
+        if f"{rank}.cpu" not in layout:
+            raise CheckpointError(f"{resume.path / RNG}: holds no random state of rank {rank}")
+
+    found = loading.fetch(resume.path / RNG, run.accelerator, check)
+    prefix = f"{rank}."
+    restore_rng({key.removeprefix(prefix): value.cpu() for key, value in found.items() if key.startswith(prefix)})
+
+
+def _find_scaler_state(run: Run, resume: Resume) -> dict[str, float]:
+    """Return the loss scaler's saved state with its own kinds of numbers, empty where either has none."""
+    if run.accelerator.scaler is None or not resume.state.scaler:
+        return {}
+    own, saved = run.accelerator.scaler.state_dict(), resume.state.scaler
+    if own.keys() != saved.keys():
+        raise CheckpointError(f"{resume.path}: the loss scaler's state is {sorted(saved)}, wanted {sorted(own)}")
+    return {key: type(value)(saved[key]) for key, value in own.items()}
+
+
+def _find_losses(state: CheckpointState, accelerator: Accelerator) -> list[float]:
+    """Return the losses since the last record: this rank's own, or on other ranks than saved them the mean of all."""
+    if not state.losses:  # an older checkpoint
+        return []
+    if state.world_size == accelerator.num_processes:
+        return list(state.losses[accelerator.process_index])
+    return [sum(step) / len(step) for step in zip(*state.losses, strict=True)]

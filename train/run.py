@@ -1,7 +1,8 @@
 """The state of one training: what the steps read and advance."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -12,13 +13,15 @@ from torch.optim import Optimizer
 from train.config import TrainConfig
 from train.data import Data
 from train.loaders import Batch, Batches, TrainBatches
+from train.meter import Meter
+from train.position import EpochPlan
 from train.tracking import Tracker
 from zoo.card import ModelCard
 
 
 @dataclass
 class Run:
-    """A training under way. `step` counts the optimizer steps done; the rest stays as it was built.
+    """A training under way: what was built, and how far it is.
 
     Attributes:
         config: What the user asked for, resolved.
@@ -33,7 +36,10 @@ class Run:
         train_loader: This rank's share of each epoch, in batches.
         val_loader: This rank's share of the validation images.
         folder: Where this run writes: OUTPUT_DIR/NAME/RUN_ID.
-        steps_per_epoch: Optimizer steps of one epoch.
+        plan: How the steps lie in the epochs.
+        step: Optimizer steps done.
+        meter: What was trained since the last record.
+        saved: The checkpoint that this process has written, or gone on from, last.
         last_told: When training was last told of in a line, on the clock of `time.perf_counter`.
     """
 
@@ -49,14 +55,21 @@ class Run:
     train_loader: TrainBatches
     val_loader: Batches
     folder: Path
-    steps_per_epoch: int
+    plan: EpochPlan
     step: int = 0
+    meter: Meter = field(default_factory=Meter)
+    saved: Path | None = None
     last_told: float = 0.0
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of a whole epoch."""
+        return self.plan.steps_per_epoch
+
+    @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return self.steps_per_epoch * self.config.schedule.epochs
+        """The last step of the run."""
+        return self.plan.total_steps
 
     @property
     def warmup_steps(self) -> int:
@@ -66,8 +79,8 @@ class Run:
     @property
     def epoch_ended(self) -> int | None:
         """Epochs done, if the last step ended one."""
-        epoch, rest = divmod(self.step, self.steps_per_epoch)
-        return None if rest else epoch
+        epoch, images = self.plan.locate(self.step)
+        return None if images else epoch
 
     @property
     def last_epoch(self) -> bool:
@@ -81,13 +94,11 @@ class Run:
 
     def batches(self) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step to come, from `step` to the last; a resumed run starts mid-epoch."""
-        accumulation = self.config.loop.accumulation_steps
         while self.step < self.total_steps:
-            epoch, done = divmod(self.step, self.steps_per_epoch)
-            self.train_loader.set_position(epoch, done * accumulation)
-            stream = iter(self.train_loader)
-            for _ in range(done, self.steps_per_epoch):
-                yield [next(stream) for _ in range(accumulation)]
+            self.train_loader.set_position(*self.plan.locate(self.step))
+            stream = iter(self.train_loader)  # to the end of the epoch, in whole steps
+            while batches := list(islice(stream, self.config.loop.accumulation_steps)):
+                yield batches
 
     def to_device(self, images: Tensor) -> Tensor:
         """Move images (B, 3, height, width) to this rank's device, in channels-last order if asked."""
@@ -96,5 +107,4 @@ class Run:
 
     def last_checkpoint(self) -> str:
         """Say where the last good checkpoint is, for an error's line."""
-        found = sorted(self.checkpoints.glob("step-*"))
-        return f"the last good checkpoint is {found[-1]}" if found else "before the first checkpoint"
+        return f"the last good checkpoint is {self.saved}" if self.saved else "before the first checkpoint"

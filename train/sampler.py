@@ -1,6 +1,6 @@
-"""Which images each rank sees, in what order: a function of (seed, epoch, batch) alone.
+"""Which images each rank sees, in what order: a function of (seed, epoch, images seen of it) alone.
 
-So a run can go on from any batch of any epoch, and sees what it would have seen.
+So a run can go on from any step of any epoch, and sees what it would have seen; with other ranks, nothing twice.
 """
 
 from collections.abc import Iterator
@@ -58,31 +58,37 @@ class EpochBatches(Sampler[list[Draw]]):
             )
         self._num_images, self._batch_size = num_images, batch_size
         self._rank, self._world_size, self._seed = rank, world_size, seed
-        self._num_batches = num_images // step_size * accumulation_steps
-        self._epoch, self._batch = 0, 0
+        self._step_size, self._accumulation_steps = step_size, accumulation_steps
+        self._epoch, self._images = 0, 0
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch on each rank, wherever the next pass starts."""
-        return self._num_batches
+        return self._count(self._num_images)
 
-    def set_position(self, epoch: int, batch: int = 0) -> None:
-        """Let the next pass start at `batch` of `epoch`, both counted from 0.
+    def set_position(self, epoch: int, images: int = 0) -> None:
+        """Let the next pass go on in `epoch`, counted from 0, after the first `images` of its order, seen by all ranks.
 
         Raises:
-            ValueError: If there is no such batch; one past the last is the start of the next epoch.
+            ValueError: If no whole optimizer step is left there.
         """
-        if epoch < 0 or not 0 <= batch <= self._num_batches:
-            raise ValueError(f"no batch {batch} of epoch {epoch}: an epoch has {self._num_batches} batches")
-        self._epoch, self._batch = (epoch + 1, 0) if batch == self._num_batches else (epoch, batch)
+        if epoch < 0 or not 0 <= images <= self._num_images - self._step_size:
+            raise ValueError(
+                f"epoch {epoch} has no step of {self._step_size} images after the first {images} of {self._num_images}"
+            )
+        self._epoch, self._images = epoch, images
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        epoch, first = self._epoch, self._batch
-        self._epoch, self._batch = epoch + 1, 0  # now, at the first draw: a pass left by `break` is over too
+        epoch, seen = self._epoch, self._images
+        self._epoch, self._images = epoch + 1, 0  # now, at the first draw: a pass left by `break` is over too
         generator = torch.Generator().manual_seed(mix_seed(self._seed, epoch))
         order = torch.randperm(self._num_images, generator=generator).tolist()
-        for batch in range(first, self._num_batches):
-            start = (batch * self._world_size + self._rank) * self._batch_size
+        for batch in range(self._count(self._num_images - seen)):
+            start = seen + (batch * self._world_size + self._rank) * self._batch_size
             yield [Draw(epoch, image) for image in order[start : start + self._batch_size]]
+
+    def _count(self, images: int) -> int:
+        """Return the batches of this rank in so many images, of whole optimizer steps alone."""
+        return images // self._step_size * self._accumulation_steps
 
 
 def val_shard(num_images: int, rank: int, world_size: int) -> range:

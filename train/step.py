@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from train.errors import NonFiniteLoss
+from train.faults import pulse
 from train.loaders import Batch
 from train.optim import learning_rate, set_learning_rate
 from train.ranks import gather_json
@@ -43,20 +44,22 @@ def train_step(run: Run, batches: Sequence[Batch]) -> StepResult:
     losses = []
     for images, targets in batches:
         with run.accelerator.accumulate(run.model):
+            pulse.mark(f"step {run.step + 1}: forward")
             logits = run.model(run.to_device(images))
             targets = targets.to(run.accelerator.device, non_blocking=True)
             loss = F.cross_entropy(logits.float(), targets, label_smoothing=settings.label_smoothing)
             losses.append(loss.detach())
+            pulse.mark(f"step {run.step + 1}: backward, and the exchange of gradients")
             run.accelerator.backward(_poisoned(loss))
     mean = torch.stack(losses).mean()
     norm = run.accelerator.clip_grad_norm_(run.model.parameters(), settings.clip_grad_norm or float("inf"))
     assert isinstance(norm, Tensor)
     _check_finite(run, mean, norm)
     lr = learning_rate(
-        run.step,
+        run.plan.find_schedule_step(run.step),
         peak=settings.lr,
         warmup_steps=run.warmup_steps,
-        total_steps=run.total_steps,
+        total_steps=run.steps_per_epoch * run.config.schedule.epochs,
         min_ratio=run.config.schedule.min_lr_ratio,
     )
     set_learning_rate(optimizer, lr)

@@ -9,22 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.train.tiny import build_tiny, same, weights
+from tests.train.tiny import build_tiny
 from train import checkpoint
 from train.checkpoint import (
-    CheckpointState,
-    check_resumable,
+    MODEL,
+    clear_litter,
     find_newest,
-    load_rng,
-    load_weights,
-    optimizer_tensors,
+    find_whole,
     prune,
     read_state,
-    restore_rng,
-    rng_states,
     write_checkpoint,
 )
+from train.draws import rng_states
 from train.errors import CheckpointError
+from train.position import Origin
 from train.resume import describe_state, save_checkpoint
 from train.run import Run
 from train.step import train_step
@@ -52,20 +50,28 @@ def write(run: Run, path: Path) -> Path:
     return path
 
 
-def test_weights_optimizer_and_random_states_come_back_bit_for_bit(run, tiny, here):
+def test_state_comes_back_with_each_number_as_it_was(run, here):
+    told = {"val/loss": 0.1 + 0.2, "train/lr": 5e-324, "perf/images_per_s": float("inf")}
+    given = {
+        "losses": ((0.1, 1 / 3), (2.0,)),
+        "pending": ((told, 7),),
+        "origin": Origin(3, 1, 24),
+        "scaler": {"a": 2.0},
+    }
+    state = describe_state(run).model_copy(update=given)
+    write_checkpoint(here / "step-00000002", state, run.bare, run.optimizer, rng_states())
+    back = read_state(here / "step-00000002")
+    assert back == state.model_copy(update={"files": back.files})
+    assert back.pending[0][0]["val/loss"] == 0.30000000000000004
+
+
+def test_state_of_an_older_checkpoint_lacks_what_is_younger(run, here):
     path = write(run, here / "step-00000002")
-    expected = torch.rand(5)
-    fresh = build_tiny(tiny(model__timm_kwargs={"depth": 2}, seed=1), wrapped=False)
-    tie(fresh)
-    assert not same(weights(fresh), weights(run))
-    load_weights(path, fresh.bare, fresh.optimizer)
-    assert same(weights(fresh), weights(run))
-    assert fresh.bare.blocks[1].mlp.fc1.weight is fresh.bare.blocks[0].mlp.fc1.weight
-    saved = optimizer_tensors(run.bare, run.optimizer)
-    assert {name.rpartition("/")[2] for name in saved} == {"step", "exp_avg", "exp_avg_sq"}
-    assert same(optimizer_tensors(fresh.bare, fresh.optimizer), saved)
-    restore_rng(load_rng(path, 0))
-    assert torch.equal(torch.rand(5), expected)
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    for key in ("losses", "pending", "origin"):
+        del state[key]
+    (path / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    assert (read_state(path).origin, read_state(path).losses, read_state(path).pending) == (Origin(), (), ())
 
 
 def test_tied_matrix_is_written_once(run, here):
@@ -161,6 +167,7 @@ def test_newest_whole_checkpoint_is_found_and_the_others_are_named(run, caplog):
     (run.checkpoints / ".step-00000004.partial-123").mkdir()  # what a killed process leaves
     folder = run.config.run_dir
     assert find_newest(folder) == run.checkpoints / "step-00000003"
+    assert find_whole(folder).state == read_state(run.checkpoints / "step-00000003")
     truncate(run.checkpoints / "step-00000003" / "model.safetensors")
     with caplog.at_level(logging.WARNING):
         assert find_newest(folder) == run.checkpoints / "step-00000002"
@@ -179,76 +186,62 @@ def test_newest_is_by_time_over_runs_not_by_name(run):
     assert find_newest(run.config.run_dir) == other
 
 
+def make(folder: Path, *steps: int) -> Path:
+    """Make empty checkpoints of these steps, one after the other; return the last."""
+    for second, step in enumerate(steps):
+        path = folder / f"step-{step:08d}"
+        path.mkdir()
+        os.utime(path, (second, second))
+    return path
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+
+
 def test_prune_keeps_the_newest(tmp_path):
-    for step in (2, 10, 9, 30):
-        (tmp_path / f"step-{step:08d}").mkdir()
-    prune(tmp_path, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000030"]
-    prune(tmp_path, keep=5)
-    assert len(list(tmp_path.iterdir())) == 2
+    newest = make(tmp_path, 2, 9, 10, 30)
+    prune(newest, keep=5)
+    assert steps_in(tmp_path) == [2, 9, 10, 30]
+    prune(newest, keep=2)
+    assert steps_in(tmp_path) == [10, 30]
+    prune(newest, keep=1)
+    assert steps_in(tmp_path) == [30]
 
 
-def test_weights_of_another_shape_and_foreign_optimizer_names_are_refused(run, tiny, here):
-    path = write(run, here / "step-00000002")
-    wider = build_tiny(tiny(model__timm_kwargs={"depth": 2, "embed_dim": 32}), wrapped=False)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: does not fit the model: .*pos_embed"):
-        load_weights(path, wider.bare, wider.optimizer)
+@pytest.mark.parametrize(("keep", "left"), [(1, [6]), (2, [6, 9]), (3, [3, 6, 9])])
+def test_prune_never_removes_what_was_just_written_behind_which_a_resumed_run_had_been(tmp_path, keep, left):
+    prune(make(tmp_path, 3, 9, 6), keep=keep)
+    assert steps_in(tmp_path) == left
 
 
-def test_rng_of_a_rank_that_did_not_write_is_named(run, here):
-    path = write(run, here / "step-00000002")
-    with pytest.raises(CheckpointError, match=r"rng\.safetensors: .*rank 3"):
-        restore_rng(load_rng(path, 3))
+def test_kill_within_prune_leaves_no_half_of_a_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    newest = make(tmp_path / "checkpoints", 1, 2)
+    (tmp_path / "checkpoints" / "step-00000001" / MODEL).write_text("weights")
+
+    def die(_path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", die)
+    with pytest.raises(KeyboardInterrupt):
+        prune(newest, keep=1)
+    monkeypatch.undo()
+    assert [path.name for path in newest.parent.glob("step-*")] == ["step-00000002"]
+    assert len(list(newest.parent.iterdir())) == 2
+    (tmp_path / ".bundle.partial-7-ab").mkdir()
+    clear_litter(tmp_path)
+    assert [path.name for path in newest.parent.iterdir()] == ["step-00000002"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
-def change(state: CheckpointState, **fields: object) -> CheckpointState:
-    return state.model_copy(update=fields)
+def test_old_checkpoint_that_cannot_be_removed_is_a_warning(tmp_path, monkeypatch, caplog):
+    newest = make(tmp_path, 1, 2)
 
+    def refuse(path):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"world_size": 4}, "ranks were 1 and are 4"),
-        ({"train_fingerprint": "beef"}, "training images were .* and are beef"),
-        ({"steps_per_epoch": 5}, "steps an epoch were 6 and are 5"),
-        ({"class_names": ("ash", "elm")}, r"3 classes \(ash, elm, oak\), the data now has 2 \(ash, elm\)"),
-        ({"class_names": ("oak", "elm", "ash")}, "3 classes .* now has 3"),
-    ],
-)
-def test_other_conditions_are_named_then_and_now(run, here, fields, said):
-    state = describe_state(run)
-    with pytest.raises(CheckpointError, match=said):
-        check_resumable(here, state, change(state, **fields))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("optimizer.lr", 0.5, r"optimizer\.lr was 0\.01 and is 0\.5"),
-        ("model.attention", "linear", r"model\.attention was 'parameter' and is 'linear'"),
-        ("model.timm_kwargs.depth", 3, r"model\.timm_kwargs\.depth was 2 and is 3"),
-        ("schedule.epochs", 9, r"schedule\.epochs was 2 and is 9"),
-        ("seed", 5, "seed was 0 and is 5"),
-        ("freeze", ["head"], r"freeze was \[\] and is \['head'\]"),
-    ],
-)
-def test_other_field_is_named_with_was_and_is(run, here, key, value, said):
-    state = describe_state(run)
-    with pytest.raises(CheckpointError, match=said):
-        check_resumable(here, state, change(state, config=state.config | {key: value}))
-
-
-def test_fields_that_change_nothing_of_the_training_may_differ(run, here):
-    state = describe_state(run)
-    free = {
-        "output_dir": "elsewhere",
-        "resume": "auto",
-        "log.every_steps": 7,
-        "tracking.uri": "sqlite:///other.db",
-        "publish.force": True,
-        "checkpoint.keep": 9,
-        "evaluate.every_epochs": 2,
-        "data.num_workers": 3,
-    }
-    assert free.keys() <= state.config.keys()
-    check_resumable(here, state, change(state, config=state.config | free))
+    monkeypatch.setattr(checkpoint, "remove_directory", refuse)
+    prune(newest, keep=1)
+    assert "an old checkpoint cannot be removed: " in caplog.text
+    assert "step-00000001" in caplog.text

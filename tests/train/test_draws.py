@@ -3,7 +3,7 @@ import random
 import numpy as np
 import torch
 
-from train.draws import mix_seed, own_draws, seed_draws
+from train.draws import mix_seed, own_draws, restore_rng, rng_states, seed_draws
 
 
 def draw() -> tuple[float, float, float]:
@@ -50,3 +50,32 @@ def test_own_draws_restores_after_an_error():
 def test_mixed_seed_is_stable_and_fits_torch():
     assert mix_seed(0, 1) != mix_seed(1, 0)
     assert all(0 <= mix_seed(a, b) < 2**63 for a in range(20) for b in (0, 2**63 - 1))
+
+
+def draw_normal() -> tuple[float, float, float]:
+    """Draw what Python and numpy make in pairs, of which the second waits in the state."""
+    return random.gauss(), float(np.random.randn()), float(torch.randn(()))
+
+
+def test_random_states_come_back_in_the_middle_of_a_pair_of_normal_draws():
+    with own_draws():
+        seed_draws(3)
+        draw_normal()
+        states = {kind: torch.tensor(state.tolist(), dtype=state.dtype) for kind, state in rng_states().items()}
+        expected = [draw_normal(), draw(), draw_normal()]
+        seed_draws(4)
+        restore_rng(states)
+        assert [draw_normal(), draw(), draw_normal()] == expected
+    assert states.keys() >= {"cpu", "python", "numpy"}
+
+
+def test_kind_of_state_that_an_older_checkpoint_lacks_stays_as_it_is():
+    with own_draws():
+        seed_draws(3)
+        torch_alone = {"cpu": rng_states()["cpu"]}
+        expected = draw()
+        seed_draws(4)
+        other = draw()
+        seed_draws(4)
+        restore_rng(torch_alone)
+        assert draw() == (*other[:2], expected[2])

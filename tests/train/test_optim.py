@@ -144,9 +144,9 @@ def test_backbone_that_names_no_exemptions_is_taken_as_it_is():
 
 def steps_of(accelerator, root: str) -> list[float]:
     """Take every step of a run with accumulation and return the rates that the optimizer was given."""
-    config = tiny_config(root, loop__accumulation_steps=2, loop__batch_size_per_rank=2, schedule__epochs=3)
+    share = 4 // accelerator.num_processes  # the same number of steps for any number of ranks
+    config = tiny_config(root, loop__accumulation_steps=2, loop__batch_size_per_rank=share, schedule__epochs=3)
     run, given = build_tiny(config), []
-    run.steps_per_epoch = 2  # the same number of steps for any number of ranks
     with swapped(step_module, "set_learning_rate", lambda optimizer, lr: _note(optimizer, lr, given)):
         for batches in run.batches():
             train_step(run, batches)

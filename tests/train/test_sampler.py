@@ -53,11 +53,26 @@ def test_set_position_goes_on_where_an_uninterrupted_run_would_be():
     straight = build()
     epochs = [images(straight) for _ in range(3)]
     resumed = build()
-    resumed.set_position(1, 1)
+    resumed.set_position(1, 8)
     assert images(resumed) == epochs[1][1:]
     assert images(resumed) == epochs[2]
-    resumed.set_position(0, len(resumed))
-    assert images(resumed) == epochs[1]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_other_ranks_go_on_behind_what_was_seen_and_leave_out_the_tail_alone(world_size, steps):
+    """Two ranks see some of 50 images in steps of 16; whoever goes on sees the rest of the same order, once."""
+    order = flat(build(0, 1, num_images=50, batch_size=50))
+    before = [images(build(rank, num_images=50, accumulation_steps=2)) for rank in (0, 1)]
+    seen = [image for batch in range(2 * steps) for rank in before for image in rank[batch]]
+    assert seen == order[: 16 * steps]
+    after = [build(rank, world_size, num_images=50, batch_size=3) for rank in range(world_size)]
+    for sampler in after:
+        sampler.set_position(0, 16 * steps)
+    rest = [image for batches in zip(*map(images, after), strict=True) for batch in batches for image in batch]
+    left = 50 - 16 * steps
+    assert rest == order[16 * steps :][: left - left % (3 * world_size)]
+    assert [len(flat(sampler)) for sampler in after] == [len(sampler) * 3 for sampler in after]  # the next is whole
 
 
 def test_pass_left_by_break_does_not_repeat_its_order():
@@ -91,10 +106,11 @@ def test_epoch_has_whole_optimizer_steps():
     assert len(images(build(num_images=40, accumulation_steps=3))) == 3
 
 
-@pytest.mark.parametrize(("epoch", "batch"), [(-1, 0), (0, -1), (0, 3)])
-def test_position_that_does_not_exist_is_refused(epoch, batch):
-    with pytest.raises(ValueError, match=f"no batch {batch} of epoch {epoch}"):
-        build().set_position(epoch, batch)
+@pytest.mark.parametrize(("epoch", "seen"), [(-1, 0), (0, -1), (0, 14), (0, 21)])
+def test_position_without_a_step_behind_it_is_refused(epoch, seen):
+    build().set_position(0, 13)
+    with pytest.raises(ValueError, match=f"epoch {epoch} has no step of 8 images after the first {seen} of 21"):
+        build().set_position(epoch, seen)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

@@ -1,8 +1,10 @@
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from zoo.files.durable import new_directory
+from zoo.files.durable import clear_partial, new_directory, remove_directory
 
 
 def test_a_directory_appears_whole_with_its_parents(tmp_path: Path) -> None:
@@ -47,3 +49,45 @@ def test_a_directory_made_meanwhile_wins(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="bundle"):
         write(path)
     assert (path / "a").read_text() == "theirs"
+
+
+class KilledError(BaseException):
+    """Stands for SIGKILL: what comes after it in the same process must not clean up."""
+
+
+def die(*_args: object, **_options: object) -> None:
+    raise KilledError
+
+
+def killed_while(path: Path, monkeypatch: pytest.MonkeyPatch, *, removing: bool) -> None:
+    """Leave what a process leaves that is killed while it writes, or removes, a directory."""
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", die)
+        with pytest.raises(KilledError):
+            remove_directory(path) if removing else write(path, KilledError())
+
+
+@pytest.mark.parametrize("removing", [False, True])
+def test_a_killed_process_leaves_nothing_but_what_is_hidden_and_can_be_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removing: bool
+) -> None:
+    write(tmp_path / "other")
+    if removing:
+        write(tmp_path / "bundle")
+    killed_while(tmp_path / "bundle", monkeypatch, removing=removing)
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"other"}
+    (left,) = tmp_path.glob(".*")
+    assert left.name.startswith(".bundle.partial-")
+    clear_partial(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_process_with_the_number_of_a_killed_one_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 7)  # as in a container, time after time
+    killed_while(tmp_path / "bundle", monkeypatch, removing=False)
+    write(tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "a").read_text() == "ours"
+
+
+def test_clearing_a_folder_that_is_not_there_is_nothing(tmp_path: Path) -> None:
+    clear_partial(tmp_path / "none")
