@@ -10,22 +10,23 @@ DDP pairs tensors by position, so names, order, shapes, dtypes and requires_grad
 hashed, not compared as values: equal NaNs agree, +0 and -0 do not. The memory layout is left out.
 """
 
-import json
 import time
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import cast
 
 import torch
-import xxhash
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from train.causes import find_causes, find_managed
+from train.differences import measure
+from train.digests import made_alike
 from train.errors import ReplicaMismatch
-from train.mismatches import Row, Table, describe_mismatch
+from train.inventory import Buffers, Item, digest_items, list_items, tabulate
+from train.mismatches import Row, Table, choose_named, describe_mismatch, find_differing
 from train.ranks import gather_json, together
-from zoo.auditing.snapshots import host_bytes
-
-Buffers = Literal["all", "integral", "none"]
+from zoo.auditing.snapshots import bare_model
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ReplicaReport:
     Attributes:
         when: The moment of the check, as "before wrap".
         world_size: Ranks compared.
-        tensors: Parameters and buffers on each rank, a tied tensor once for each of its names.
+        tensors: Tensors on each rank, those of the optimizer's states too; a tied one once for each of its names.
         bytes: Their size together on one rank, a tied tensor once.
         milliseconds: Wall time on this rank.
     """
@@ -54,93 +55,90 @@ class ReplicaReport:
 
 
 def check_replicas(
-    model: nn.Module, accelerator: Accelerator, *, when: str = "before wrap", buffers: Buffers = "all"
+    model: nn.Module,
+    accelerator: Accelerator,
+    *,
+    when: str = "before wrap",
+    buffers: Buffers = "all",
+    optimizer: Optimizer | None = None,
 ) -> ReplicaReport:
     """Compare a model's parameters and buffers over all ranks; every rank calls it, and every rank raises alike.
+
+    Where all is equal it reads each byte once and gathers one short row. Only where it is not, tables and the values
+    of a few tensors travel.
 
     Args:
         model: The bare model, or what `accelerator.prepare` made of it: names are the bare model's in both cases.
         accelerator: The world to compare over.
         when: The moment, for the message.
-        buffers: "all"; "integral" leaves out floating-point ones, whose running statistics differ by design once a
-            step was taken; "none" compares parameters alone.
+        buffers: "all". "drift", once steps were taken: running statistics, which each rank gathers from its own
+            images, are first given rank 0's, in place, as DDP's next forward does; all others are compared as they are.
+            "integral" leaves out floating-point ones; "none" compares parameters alone.
+        optimizer: The optimizer, bare or prepared, whose states and settings are to be compared too.
 
     Returns:
         What was compared. In a world of one there is nothing to compare, and nothing is hashed.
 
     Raises:
-        ReplicaMismatch: If ranks differ; names tensors, ranks, and how they differ.
+        ReplicaMismatch: If ranks differ; names tensors, ranks, how far apart they are, and the likely cause.
     """
     start = time.perf_counter()
-    bare = accelerator.unwrap_model(model, keep_torch_compile=False)
-    table: Table = []
-    with together(accelerator, f"replica check {when}"):
-        table = fingerprint(bare, buffers=buffers, hashed=accelerator.num_processes > 1)
-    if accelerator.num_processes > 1:
-        rows = [asdict(row) for row in table]
-        digest = xxhash.xxh3_128_hexdigest(json.dumps(rows).encode())
-        if len(set(map(str, gather_json(digest, accelerator)))) > 1:
-            tables = [[Row(**row) for row in rank] for rank in gather_json(rows, accelerator)]  # type: ignore[union-attr, arg-type]
-            raise ReplicaMismatch(describe_mismatch(tables, when=when))
+    bare = bare_model(model)
+    items: list[Item] = []
+
+    def make() -> bytes:
+        items.extend(list_items(bare, buffers=buffers, optimizer=optimizer))
+        return digest_items(items) if accelerator.num_processes > 1 else b""
+
+    what = f"replica check {when}"
+    if accelerator.num_processes == 1:
+        make()
+    elif not made_alike(make, accelerator, what):
+        raise ReplicaMismatch(explain(model, items, accelerator, when=when))
+    elif statistics := [item for item in items if item.kind == "running statistic"]:
+        share_statistics([cast(Tensor, item.tensor) for item in statistics])
+        plain = [Item(item.name, "persistent buffer", item.tensor) for item in statistics]
+        if not made_alike(lambda: digest_items(plain), accelerator, what):
+            raise ReplicaMismatch(explain(model, plain, accelerator, when=f"{when}, after the broadcast"))
     return ReplicaReport(
         when=when,
         world_size=accelerator.num_processes,
-        tensors=len(table),
-        bytes=sum(row.bytes for row in table if row.tied_to is None),
+        tensors=sum(item.tensor is not None for item in items),
+        bytes=sum(item.tensor.nbytes for item in items if item.tensor is not None and item.tied_to is None),
         milliseconds=1e3 * (time.perf_counter() - start),
     )
 
 
-def fingerprint(model: nn.Module, *, buffers: Buffers = "all", hashed: bool = True) -> Table:
-    """List a model's parameters and buffers in order of registration, each with a hash of its bytes.
-
-    Args:
-        model: A bare model. Tensors on an accelerator are copied to the host one at a time.
-        buffers: Which buffers to list, as for `check_replicas`.
-        hashed: Whether to read the bytes; without, every digest is "".
-
-    Raises:
-        ReplicaMismatch: If a tensor has no bytes to compare (it is on the meta device, or sparse).
-    """
-    first: dict[int, str] = {}
-    table: Table = []
-    for name, kind, tensor in _tensors(model, buffers):
-        if tensor.is_meta or tensor.layout is not torch.strided:
-            where = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
-            raise ReplicaMismatch(f"{name} is {where}: it has no bytes to compare; give it values first")
-        owner = first.setdefault(id(tensor), name)
-        table.append(
-            Row(
-                name=name,
-                kind=kind,
-                shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                requires_grad=tensor.requires_grad,
-                tied_to=owner if owner != name else None,
-                digest=_digest(tensor) if hashed and owner == name else "",
-                bytes=tensor.numel() * tensor.element_size(),
-            )
-        )
-    return table
+def explain(model: nn.Module, items: list[Item], accelerator: Accelerator, *, when: str) -> str:
+    """Gather what ranks hold, and say how it differs, by how much and why; every rank calls it and says the same."""
+    mine: dict[str, list[dict[str, object]] | list[str] | None] = {}
+    with together(accelerator, f"replica check {when}"):
+        mine = {"rows": [asdict(row) for row in tabulate(items)], "managed": find_managed(model)}
+    told = [cast("dict[str, list[dict[str, object]]]", rank) for rank in gather_json(mine, accelerator)]  # type: ignore[arg-type]
+    tables = [[Row(**row) for row in rank["rows"]] for rank in told]  # type: ignore[arg-type]
+    differing = find_differing(tables)
+    named = choose_named(differing, tables)
+    tensors = {item.name: item.tensor for item in items if item.tensor is not None and item.tensor.numel() > 0}
+    gaps = measure({name: tensors[name] for name in named if _only_bytes_differ(name, tables)}, accelerator)
+    odd = {name: gap.odd for name, gap in gaps.items() if gap.odd}
+    causes = find_causes(tables, differing, cast("list[str] | None", told[0]["managed"]), odd)
+    return describe_mismatch(tables, when=when, gaps={name: str(gap) for name, gap in gaps.items()}, causes=causes)
 
 
-def _tensors(model: nn.Module, buffers: Buffers) -> list[tuple[str, str, Tensor]]:
-    found: list[tuple[str, str, Tensor]] = [
-        (name, "parameter", tensor) for name, tensor in model.named_parameters(remove_duplicate=False)
-    ]
-    if buffers == "none":
-        return found
-    transient = {
-        f"{path}.{name}".lstrip(".")
-        for path, module in model.named_modules(remove_duplicate=False)
-        for name in module._non_persistent_buffers_set
-    }
-    return found + [
-        (name, "non-persistent buffer" if name in transient else "persistent buffer", tensor)
-        for name, tensor in model.named_buffers(remove_duplicate=False)
-        if buffers == "all" or not (tensor.is_floating_point() or tensor.is_complex())
-    ]
+def share_statistics(statistics: list[Tensor]) -> None:
+    """Give every rank rank 0's values, in place; one broadcast for each dtype. Every rank calls it alike."""
+    for dtype in sorted({tensor.dtype for tensor in statistics}, key=str):
+        alike = [tensor for tensor in statistics if tensor.dtype == dtype]
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
+        torch.distributed.broadcast(flat, src=0)
+        with torch.no_grad():
+            for tensor, values in zip(alike, torch.split(flat, [tensor.numel() for tensor in alike]), strict=True):
+                tensor.copy_(values.view_as(tensor))
 
 
-def _digest(tensor: Tensor) -> str:
-    return xxhash.xxh3_128_hexdigest(host_bytes(tensor))
+def _only_bytes_differ(name: str, tables: list[Table]) -> bool:
+    rows = [next((row for row in table if row.name == name), None) for table in tables]
+    if not all(row is not None and row.digest for row in rows):  # missing, tied, or a plain number
+        return False
+    shapes = {(tuple(row.shape), row.dtype) for row in rows if row is not None}
+    return len(shapes) == 1 and len({row.digest for row in rows if row is not None}) > 1

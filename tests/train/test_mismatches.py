@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from train.mismatches import describe_mismatch
-from train.replicas import fingerprint
+from train.inventory import fingerprint
 
 
 def toy() -> nn.Module:
