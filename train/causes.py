@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train.mismatches import BUILD_ALIKE, Row, Table
 from train.phrases import group_ranks, name_ranks
 
-_NEARLY_ALL = 0.75  # a parameter whose gradient is zero everywhere stays equal
+_MOST = 0.5  # the rest may be equal by chance: AdamW's first step follows the gradient's sign alone
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,9 @@ class Pattern:
 
     Attributes:
         trainable: Names of all trainable parameters.
-        parted: Those of them that differ.
-        unmanaged: Those of them that DDP has never heard of; None without a DDP wrapper.
+        parted: Those of them that differ, or of which the optimizer holds what differs.
+        written: Those of them that differ though the optimizer holds the same of them.
+        unmanaged: Trainable parameters that DDP has never heard of; None without a DDP wrapper.
         frozen: Frozen parameters that differ.
         buffers: Buffers that differ.
         states: The optimizer's states that differ.
@@ -29,6 +30,7 @@ class Pattern:
 
     trainable: Sequence[str]
     parted: Sequence[str]
+    written: Sequence[str]
     unmanaged: Sequence[str] | None
     frozen: Sequence[str]
     buffers: Sequence[str]
@@ -97,13 +99,16 @@ def _find_pattern(tables: Sequence[Table], differing: Collection[str], managed: 
     def pick(*kinds: str) -> list[str]:
         return [name for name in differing if name in first and first[name].kind in kinds]
 
+    states = pick("optimizer state")
+    moved = {name.removeprefix("optimizer: ").rpartition(" / ")[0] for name in states}
     return Pattern(
         trainable=trainable,
-        parted=[name for name in trainable if name in differing],
+        parted=[name for name in trainable if name in differing or name in moved],
+        written=[name for name in trainable if name in differing and name not in moved],
         unmanaged=None if managed is None else [name for name in trainable if name not in managed],
         frozen=[name for name in pick("parameter") if not first[name].requires_grad],
         buffers=pick("persistent buffer", "non-persistent buffer", "running statistic"),
-        states=pick("optimizer state"),
+        states=states,
         settings=pick("optimizer setting"),
         steps=[_count_steps(table) for table in tables],
     )
@@ -153,13 +158,13 @@ def _unaveraged(pattern: Pattern) -> str:
     unmanaged = pattern.unmanaged or ()
     managed = [name for name in pattern.trainable if name not in unmanaged]
     parted = [name for name in pattern.parted if name not in unmanaged]
-    if not parted or len(parted) < _NEARLY_ALL * len(managed) or len(set(pattern.steps)) > 1:
+    if not parted or len(parted) <= _MOST * len(managed) or len(set(pattern.steps)) > 1:
         return ""
     alone = "" if any(pattern.steps) else ", or a rank took another number of steps (give optimizer= to tell)"
     return (
-        f"{len(parted)} of {len(managed)} trainable parameters differ: no gradient was averaged, because the inner "
-        f"module was called instead of the wrapped one (model.module, unwrap_model(model)), or under no_sync(){alone}; "
-        "call what `prepare` returned"
+        f"{len(parted)} of {len(managed)} trainable parameters, or their optimizer states, differ: no gradient "
+        "was averaged, because the inner module was called instead of the wrapped one (model.module, "
+        f"unwrap_model(model)), or under no_sync(){alone}; call what `prepare` returned"
     )
 
 
@@ -170,7 +175,7 @@ def _written(pattern: Pattern) -> str:
     parts = []
     if pattern.frozen:
         parts.append(f"{_list(pattern.frozen)}, frozen, was written to on one rank")
-    if parameters := [name for name in pattern.parted if name not in known]:
+    if parameters := [name for name in pattern.written if name not in known]:
         parts.append(f"{_list(parameters)} was written to on one rank, outside the optimizer's step")
     if pattern.buffers:
         parts.append(f"buffer {_list(pattern.buffers)} was updated on one rank, or by each from its own images")
@@ -180,16 +185,18 @@ def _written(pattern: Pattern) -> str:
 
 
 def _state_alone(pattern: Pattern) -> str:
-    if pattern.parted or len(set(pattern.steps)) > 1 or not (pattern.states or pattern.settings):
+    if len(set(pattern.steps)) > 1 or _unaveraged(pattern) or _unsynchronised(pattern):
         return ""
     if pattern.settings:
         return (
             f"{_list(pattern.settings)} was set on one rank alone (a scheduler that one rank steps, say); the next "
             "step parts the parameters: set it on all ranks alike"
         )
+    if not pattern.states:
+        return ""
     return (
-        f"only the optimizer's state differs, at {_list(pattern.states)}: it was loaded or changed on one rank alone; "
-        "the next step parts the parameters: load the same checkpoint on all ranks"
+        f"the optimizer's state, at {_list(pattern.states)}, was loaded or changed on one rank alone; the next step "
+        "parts the parameters: load the same checkpoint on all ranks"
     )
 
 
