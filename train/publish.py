@@ -5,6 +5,7 @@ import io
 import logging
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SCORE, FINGERPRINT = "val/top1", "val_fingerprint"
+TOOK = "took_alias"  # the alias that a version took by its score: how trainings that end at once find one another
 _PACKAGES = ("torch", "timm", "accelerate", "mlflow", "einops", "safetensors", "pydantic", "numpy", "pillow")
 
 
@@ -47,9 +49,8 @@ class Published:
     reason: str
 
     def __str__(self) -> str:
-        moved = self.alias_version == self.version
         where = f"@{self.alias} -> version {self.alias_version}" if self.alias_version else f"no @{self.alias}"
-        return f"{self.name} version {self.version}, {where if moved else f'{where} as before'} ({self.reason})"
+        return f"{self.name} version {self.version}, {where} ({self.reason})"
 
 
 def find_lineage(run_id: str) -> Lineage:
@@ -109,16 +110,13 @@ def publish(bundle: Path, card: ModelCard, name: str, config: PublishConfig) -> 
         with contextlib.redirect_stderr(io.StringIO()):  # MLflow prints there what `Published` says
             made = mlflow.register_model(model_uri, name, tags=tags, await_registration_for=60)
         load_test(f"models:/{name}/{made.version}", bundle)
-        champion = find_version(client, name, config.alias)
-        moves, reason = beats(score, fingerprint, champion, forced=config.force)
-        if moves:
-            client.set_registered_model_alias(name, config.alias, str(made.version))
+        mine = Champion(str(made.version), score, fingerprint)
+        named, reason = move_alias(client, name, mine, config)
     except (MlflowException, OSError) as error:
         raise PublishError(
             f"{name}: the registry refused ({' '.join(str(error).split())[:300]}); the bundle is kept in {bundle}"
         ) from error
-    held = None if champion is None else champion.version
-    return Published(name, str(made.version), config.alias, str(made.version) if moves else held, reason)
+    return Published(name, mine.version, config.alias, named, reason)
 
 
 def keep_source(plugin: Plugin) -> None:
@@ -132,7 +130,7 @@ def keep_source(plugin: Plugin) -> None:
 
 @dataclass(frozen=True)
 class Champion:
-    """What the alias names now: a version, its score (None if it has none) and the images it was scored on."""
+    """A version that has the alias or wants it, its score (None if it has none) and the images it was scored on."""
 
     version: str
     score: float | None
@@ -144,12 +142,56 @@ def find_version(client: "MlflowClient", name: str, alias: str) -> Champion | No
     found = client.get_registered_model(name).aliases.get(alias)
     if found is None:
         return None
-    tags = client.get_model_version(name, str(found)).tags
+    return _describe(found, client.get_model_version(name, str(found)).tags)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if "'" in text else f"'{text}'"
+
+
+def _describe(version: object, tags: Mapping[str, str]) -> Champion:
     try:
         score = float(tags[SCORE])
     except (KeyError, ValueError):
         score = None
-    return Champion(str(found), score, tags.get(FINGERPRINT))
+    return Champion(str(version), score, tags.get(FINGERPRINT))
+
+
+def move_alias(client: "MlflowClient", name: str, mine: Champion, config: PublishConfig) -> tuple[str, str]:
+    """Give a version the alias if it beats the one that has it; return the version that has it now, and why.
+
+    Two trainings that end together both beat the old champion, and MLflow sets an alias unconditionally: the worse one
+    may come last. So whoever has taken the alias says so on its version and looks for others that did; the last of them
+    sees all, and leaves the alias with the best.
+    """
+    assert mine.score is not None
+    before = {rival.version for rival in find_takers(client, name, config.alias)}
+    champion = find_version(client, name, config.alias)
+    moves, reason = beats(mine.score, mine.fingerprint or "", champion, forced=config.force)
+    if not moves:
+        assert champion is not None
+        return champion.version, reason
+    client.set_registered_model_alias(name, config.alias, mine.version)
+    if config.force:
+        return mine.version, reason
+    client.set_model_version_tag(name, mine.version, TOOK, config.alias)
+    while True:
+        takers = [rival for rival in find_takers(client, name, config.alias) if rival.version not in before]
+        rivals = {rival.version: rival for rival in [mine, *takers] if rival.fingerprint == mine.fingerprint}
+        best = max(rivals.values(), key=lambda rival: (rival.score or 0.0, -int(rival.version)))
+        now = find_version(client, name, config.alias)
+        if now is None or now.version == best.version or now.version not in rivals:  # or somebody has moved it since
+            break
+        client.set_registered_model_alias(name, config.alias, best.version)
+    if best.version != mine.version:
+        reason = f"version {best.version}, published at the same time, has {best.score:.4f}, this one {mine.score:.4f}"
+    return best.version if now is None else now.version, reason
+
+
+def find_takers(client: "MlflowClient", name: str, alias: str) -> list[Champion]:
+    """Return the versions that have taken the alias by their score, in no order."""
+    found = client.search_model_versions(f"name={_quoted(name)} and tags.{TOOK}={_quoted(alias)}")
+    return [_describe(version.version, version.tags) for version in found]
 
 
 def beats(score: float, fingerprint: str, champion: Champion | None, *, forced: bool) -> tuple[bool, str]:

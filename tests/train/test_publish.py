@@ -10,7 +10,16 @@ import zoo
 from train import publish as publish_module
 from train.config import PublishConfig
 from train.errors import PublishError
-from train.publish import Champion, Published, beats, find_git_commit, find_lineage, publish, write_bundle
+from train.publish import (
+    Champion,
+    Published,
+    beats,
+    find_git_commit,
+    find_lineage,
+    find_takers,
+    publish,
+    write_bundle,
+)
 from zoo import plugins
 from zoo import registry as zoo_registry
 from zoo.card import ModelCard, Preprocessing
@@ -72,10 +81,12 @@ def test_alias_moves_to_a_better_score_on_the_same_images(score, images, champio
 def test_versions_are_registered_and_the_alias_follows_the_best(registry, here):
     first = publish_one(here, 0.5)
     assert str(first) == "tiny version 1, @champion -> version 1 (the first version)"
-    assert registry.get_model_version("tiny", "1").tags == {"val/top1": "0.5", "val_fingerprint": "aaaa"}
-    assert str(publish_one(here, 0.4)) == (
-        "tiny version 2, @champion -> version 1 as before (0.4000 does not beat 0.5000)"
-    )
+    assert registry.get_model_version("tiny", "1").tags == {
+        "val/top1": "0.5",
+        "val_fingerprint": "aaaa",
+        "took_alias": "champion",
+    }
+    assert str(publish_one(here, 0.4)) == "tiny version 2, @champion -> version 1 (0.4000 does not beat 0.5000)"
     assert publish_one(here, 0.6).alias_version == "3"
     other = publish_one(here, 0.9, "bbbb")
     assert (other.version, other.alias_version) == ("4", "3")
@@ -83,7 +94,46 @@ def test_versions_are_registered_and_the_alias_follows_the_best(registry, here):
     registry.delete_model_version_tag("tiny", "5", "val/top1")
     assert publish_one(here, 0.95, "bbbb").alias_version == "5"
     assert publish_one(here, 0.1, name="other", alias="canary").alias_version == "7"
+    assert [taker.version for taker in find_takers(registry, "tiny", "canary")] == ["7"]
+    assert find_takers(registry, "Ann's", "canary") == []
     assert registry.get_model_version_by_alias("tiny", "champion").version in (5, "5")
+
+
+@pytest.mark.slow
+def test_of_two_that_end_together_the_better_has_the_alias_in_the_end(registry, here, monkeypatch):
+    real = publish_module.beats
+    better = []
+
+    def beats_and_is_overtaken(*args, **kwargs):
+        """The worse one has decided to take the alias; before it does, the better one takes it."""
+        monkeypatch.setattr(publish_module, "beats", real)
+        better.append(publish_one(here, 0.6, name="Ann's"))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(publish_module, "beats", beats_and_is_overtaken)
+    worse = publish_one(here, 0.5)
+    assert str(better[0]) == "tiny version 2, @champion -> version 2 (the first version)"
+    assert str(worse) == (
+        "tiny version 1, @champion -> version 2 (version 2, published at the same time, has 0.6000, this one 0.5000)"
+    )
+    assert str(registry.get_model_version_by_alias("tiny", "champion").version) == "2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("images", ["aaaa", "bbbb"])
+def test_alias_that_a_person_moves_meanwhile_stays_there(registry, here, monkeypatch, images):
+    publish_one(here, 0.5)
+    publish_one(here, 0.3)
+    real = publish_module.find_takers
+
+    def find_takers(*args):
+        if registry.get_registered_model("tiny").aliases["champion"] in (3, "3"):
+            registry.set_registered_model_alias("tiny", "champion", "2")
+        return real(*args)
+
+    monkeypatch.setattr(publish_module, "find_takers", find_takers)
+    moved = publish_one(here, 0.9, images, name="late", force=images == "bbbb")
+    assert moved.alias_version == ("2" if images == "aaaa" else "3")
 
 
 def break_a_bit(root: Path) -> None:
