@@ -1,16 +1,15 @@
 import json
 from pathlib import Path
 
-import mlflow
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from tests.train.tiny import build_tiny, same, swapped, tiny_config, weights, write_images
-from train import loop, step
+from tests.train.tiny import build_tiny, same, tiny_config, weights, write_images
+from train import checkpoint, step
 from train.build import build_accelerator, wrap
-from train.checkpoint import MODEL, find_newest, read_state
+from train.checkpoint import MODEL, OPTIMIZER, Resume, read_state
 from train.errors import CheckpointError
-from train.job import run_job
 from train.optim import set_learning_rate
 from train.resume import choose_checkpoint, find_resume, restore, restore_random, save_checkpoint
 from train.run import Run
@@ -33,11 +32,15 @@ def saved(run: Run) -> Path:
     return run.checkpoints / f"step-{run.step:08d}"
 
 
+def at(path: Path) -> Resume:
+    return Resume(path, read_state(path))
+
+
 def resumed(config, path: Path) -> Run:
     run = build_tiny(config, wrapped=False)
-    restore(run, path)
+    restore(run, at(path))
     wrap(run)
-    restore_random(run, path)
+    restore_random(run, at(path))
     return run
 
 
@@ -79,15 +82,41 @@ def test_checkpoint_that_was_damaged_is_saved_again_when_its_step_comes(tiny, ca
     run = go(build_tiny(tiny()), 3)
     path = saved(run)
     (path / MODEL).write_bytes(b"half")
+    run.saved = None  # as in another process that comes by
     save_checkpoint(run)
     assert read_state(path).step == 3
     assert "replacing a checkpoint that is not whole" in caplog.text
+    assert [left.name for left in path.parent.iterdir()] == ["step-00000003"]
 
 
 def test_whole_checkpoint_is_not_written_twice(tiny):
     run = go(build_tiny(tiny()), 3)
     before = (saved(run) / MODEL).stat().st_mtime_ns
     assert (saved(run) / MODEL).stat().st_mtime_ns == before
+    run.saved = None
+    assert (saved(run) / MODEL).stat().st_mtime_ns == before
+
+
+def test_checkpoint_that_other_ranks_had_reached_is_replaced(tiny, caplog):
+    """A run goes on from step 1 with other ranks than those that had been at step 2 before."""
+    run = go(build_tiny(tiny()), 2)
+    path = saved(run)
+    state = read_state(path).model_copy(update={"world_size": 4})
+    (path / "state.json").write_text(state.model_dump_json(), encoding="utf-8")
+    run.saved = None
+    save_checkpoint(run)
+    assert read_state(path).world_size == 1
+    assert "replacing a checkpoint of the same step that other ranks had reached" in caplog.text
+
+
+def test_what_a_killed_process_left_is_cleared_before_the_next_is_written(tiny):
+    run = go(build_tiny(tiny()), 1)
+    for left in (run.folder / ".bundle.partial-7-ab", run.checkpoints / ".step-00000001.partial-7-cd"):
+        left.mkdir(parents=True)
+        (left / MODEL).write_bytes(b"half")
+    saved(run)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001"]
+    assert [path.name for path in run.folder.iterdir()] == ["checkpoints"]
 
 
 def test_only_the_newest_are_kept(tiny):
@@ -100,6 +129,7 @@ def test_only_the_newest_are_kept(tiny):
 def test_auto_without_a_checkpoint_starts_anew(tiny):
     config = tiny(resume="auto")
     assert choose_checkpoint("auto", config.run_dir) is None
+    assert not config.run_dir.exists()
     assert find_resume(config, build_accelerator(config.loop)) is None
     assert find_resume(tiny(), build_accelerator(config.loop)) is None
 
@@ -118,12 +148,30 @@ def test_path_that_is_missing_or_no_checkpoint_is_refused(tiny, here):
         choose_checkpoint(str(path), here)
 
 
+def test_checkpoint_is_hashed_once_and_its_state_is_what_was_verified(tiny, monkeypatch):
+    path, hashed = saved(go(build_tiny(tiny()), 1)), []
+    real = checkpoint.record_file
+    monkeypatch.setattr(checkpoint, "record_file", lambda file: (hashed.append(file.name), real(file))[1])
+    config = tiny(resume="auto")
+    found = find_resume(config, build_accelerator(config.loop))
+    assert found == at(path)
+    hashed[:] = hashed[:3]  # `at` reads it too
+    run = build_tiny(config, wrapped=False)
+    restore(run, found)
+    wrap(run)
+    restore_random(run, found)
+    assert sorted(hashed) == ["model.safetensors", "optimizer.safetensors", "rng.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"optimizer__lr": 0.5}, r"optimizer\.lr was 0\.01 and is 0\.5: a resumed run goes on as it began"),
         ({"model__attention": "linear"}, r"model\.attention was 'parameter' and is 'linear'"),
-        ({"loop__batch_size_per_rank": 3}, "steps an epoch were 6 and are 4"),
+        (
+            {"loop__batch_size_per_rank": 3},
+            r"loop\.batch_size_per_rank was 2 and is 3: .* with the number of ranks alone",
+        ),
         ({"seed": 4}, "seed was 0 and is 4"),
     ],
 )
@@ -132,9 +180,51 @@ def test_other_config_is_refused_and_the_run_left_alone(tiny, fields, said):
     run = build_tiny(tiny(**fields), wrapped=False)
     before = weights(run)
     with pytest.raises(CheckpointError, match=said):
-        restore(run, path)
+        restore(run, at(path))
     assert same(weights(run), before)
     assert run.step == 0
+
+
+def cut(tensors: dict) -> None:
+    del tensors["head.bias/exp_avg"], tensors["head.bias/exp_avg_sq"], tensors["head.bias/step"]
+
+
+def widen(tensors: dict) -> None:
+    tensors["head.bias"] = torch.zeros(5)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "said"),
+    [(OPTIMIZER, cut, r"holds no state of head\.bias"), (MODEL, widen, r"head\.bias is float32 \(5,\)")],
+)
+def test_checkpoint_that_does_not_fit_leaves_the_run_as_it_was(tiny, name, fault, said):
+    found = at(saved(go(build_tiny(tiny()), 2)))
+    tensors = load_file(found.path / name)
+    fault(tensors)
+    save_file(tensors, found.path / name)
+    run = build_tiny(tiny(seed=0), wrapped=False)
+    before, plan = weights(run), run.plan
+    with pytest.raises(CheckpointError, match=said):
+        restore(run, found)
+    assert same(weights(run), before)
+    assert (dict(run.optimizer.state), run.step, run.plan, run.saved) == ({}, 0, plan, None)
+
+
+@pytest.mark.parametrize("scaler", [{"scale": 1.0}, {}])
+def test_loss_scaler_comes_back_with_its_own_kinds_of_numbers(tiny, scaler):
+    run = go(build_tiny(tiny()), 2)
+    run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=512.0, growth_interval=3)
+    found = at(saved(run))
+    again = build_tiny(tiny(), wrapped=False)
+    again.accelerator.scaler = torch.amp.GradScaler("cpu")
+    if scaler:
+        with pytest.raises(CheckpointError, match=r"the loss scaler's state is \['scale'\], wanted "):
+            restore(again, Resume(found.path, found.state.model_copy(update={"scaler": scaler})))
+    restore(again, found)
+    state = again.accelerator.scaler.state_dict()
+    assert (state["scale"], state["growth_interval"]) == (512.0, 3)
+    assert isinstance(state["growth_interval"], int)  # torch takes no other
+    run.accelerator.scaler = again.accelerator.scaler = None
 
 
 def test_checkpoint_older_than_a_field_goes_on_where_the_field_changes_nothing(tiny):
@@ -145,7 +235,7 @@ def test_checkpoint_older_than_a_field_goes_on_where_the_field_changes_nothing(t
     assert resumed(tiny(), path).step == 1
     tied = build_tiny(tiny(tie="blocks.0.norm1.weight = blocks.0.norm2.weight"), wrapped=False)
     with pytest.raises(CheckpointError, match=r"tie was \[\] and is \[\['blocks\.0\.norm1\.weight = "):
-        restore(tied, path)
+        restore(tied, at(path))
 
 
 def test_other_classes_are_refused_with_both_counts(tiny, here):
@@ -155,7 +245,7 @@ def test_other_classes_are_refused_with_both_counts(tiny, here):
     with pytest.raises(
         CheckpointError, match=r"3 classes \(ash, elm, oak\), the data now has 4 \(ash, elm, oak, yew\)"
     ):
-        restore(run, path)
+        restore(run, at(path))
 
 
 def test_other_intervals_tracking_and_publishing_are_no_other_run(tiny, here):
@@ -175,95 +265,6 @@ def test_other_intervals_tracking_and_publishing_are_no_other_run(tiny, here):
     assert run.step == 1
 
 
-class PowerCutError(RuntimeError):
-    """What stops a run between two checkpoints."""
-
-
-class Recorder:
-    """Stands for train_step in the loop: notes each step's images and rate, and fails before step `fail_at`."""
-
-    def __init__(self, fail_at: int | None = None) -> None:
-        self.fail_at, self.images, self.rates = fail_at, dict[str, list[float]](), dict[str, float]()
-
-    def __call__(self, run: Run, batches):
-        if run.step == self.fail_at:
-            raise PowerCutError("planned")
-        key = str(run.step)
-        self.images[key] = [image.double().sum().item() for images, _ in batches for image in images]
-        result = train_step(run, batches)
-        self.rates[key] = run.optimizer.param_groups[0]["lr"]
-        return result
-
-
-def train_once(config, recorder: Recorder) -> str:
-    """Run the job; return how it ended. The process group stays, for the next."""
-    accelerator = build_accelerator(config.loop)
-    accelerator.end_training = lambda: None
-    try:
-        with swapped(loop, "train_step", recorder):
-            run_job(config, accelerator)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "done"
-
-
-def straight_and_resumed(accelerator, root: str, folder: str) -> dict[str, object]:
-    """Train nine steps straight; the same, cut off at step 5 and resumed from the checkpoint after step 3."""
-    fields = {**DROPOUT, "schedule__epochs": 3, "publish__enabled": False, "checkpoint__keep": 9}
-    there = Path(folder)
-    straight, cut, after, again = Recorder(), Recorder(fail_at=5), Recorder(), Recorder()
-    config_a = tiny_config(root, output_dir=str(there / "a"), **fields)
-    config_b = tiny_config(root, output_dir=str(there / "b"), **fields)
-    auto = tiny_config(root, output_dir=str(there / "b"), resume="auto", **fields)
-    ends = [train_once(config_a, straight), train_once(config_b, cut), train_once(auto, after)]
-    refused = tiny_config(root, output_dir=str(there / "b"), resume="auto", **{**fields, "optimizer__lr": 0.5})
-    ends.append(train_once(refused, again))
-    recorders = {"straight": straight, "cut": cut, "after": after}
-    return {
-        "ends": ends,
-        "images": {name: recorder.images for name, recorder in recorders.items()},
-        "rates": {name: recorder.rates for name, recorder in recorders.items()},
-        "ranks": accelerator.num_processes,
-    }
-
-
-@pytest.mark.slow
-def test_two_ranks_cut_off_between_checkpoints_end_as_if_they_had_not_been(run_ranks, tracked, here):
-    tracked()
-    outcomes = run_ranks(straight_and_resumed, root=str(here / "images"), folder=str(here))
-    assert not any(outcome.error for outcome in outcomes), outcomes[0].traceback
-    for outcome in outcomes:
-        done, cut, resumed_end, refused = outcome.value["ends"]
-        assert (done, cut, resumed_end) == ("done", "PowerCutError: planned", "done")
-        assert refused.startswith("CheckpointError: ")
-        assert "optimizer.lr was 0.01 and is 0.5" in refused
-        for kind in ("images", "rates"):
-            straight, first, after = (outcome.value[kind][name] for name in ("straight", "cut", "after"))
-            assert list(straight) == [str(step) for step in range(9)]
-            assert list(first) == ["0", "1", "2", "3", "4"]
-            assert list(after) == ["3", "4", "5", "6", "7", "8"]
-            assert first | after == straight
-    mine, theirs = (outcome.value["images"]["straight"] for outcome in outcomes)
-    assert not {i for images in mine.values() for i in images} & {i for images in theirs.values() for i in images}
-
-    a, b = find_newest(here / "a" / "tiny"), find_newest(here / "b" / "tiny")
-    for file in (MODEL, "optimizer.safetensors", "rng.safetensors"):
-        assert (a / file).read_bytes() == (b / file).read_bytes(), file
-    assert {path.name for path in b.parent.iterdir()} == {"step-00000003", "step-00000006", "step-00000009"}
-
-    client = mlflow.MlflowClient(f"sqlite:///{here}/mlflow.db")
-    experiment = client.get_experiment_by_name("attention-zoo")
-    runs = client.search_runs([experiment.experiment_id])
-    assert sorted(run.info.run_id for run in runs) == sorted([a.parts[-3], b.parts[-3]])
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    assert json.loads((b / "state.json").read_text())["run_id"] == b.parts[-3]
-    for run_id in (a.parts[-3], b.parts[-3]):
-        for key in ("train/loss", "train/lr"):
-            steps = [metric.step for metric in client.get_metric_history(run_id, key)]
-            assert steps == list(range(1, 10)), key
-        assert [m.step for m in client.get_metric_history(run_id, "val/top1")] == [3, 6, 9]
-
-
 def test_rates_are_set_by_the_step_and_not_kept_in_the_checkpoint(tiny, monkeypatch):
     config, given = tiny(), []
     monkeypatch.setattr(step, "set_learning_rate", lambda opt, lr: (given.append(lr), set_learning_rate(opt, lr)))
@@ -279,7 +280,7 @@ def test_random_states_are_restored_after_the_wrap_drew_its_own(tiny):
     path = saved(run)
     expected = torch.rand(3)
     again = build_tiny(tiny(), wrapped=False)
-    restore(again, path)
+    restore(again, at(path))
     wrap(again)
-    restore_random(again, path)
+    restore_random(again, at(path))
     assert torch.equal(torch.rand(3), expected)
