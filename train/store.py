@@ -24,10 +24,10 @@ def is_new(uri: str) -> bool:
 
 
 def check_store(uri: str) -> None:
-    """Knock at a server's port for five seconds, where MLflow would retry for minutes; see a file's folder.
+    """Knock at a server's port, log into a database: once, where MLflow would retry for minutes; see a file's folder.
 
     Raises:
-        TrackingError: If nobody answers there, or the file could not be made.
+        TrackingError: If nobody answers there or lets us in, or the file could not be made.
     """
     try:
         parts = urlsplit(uri)
@@ -39,11 +39,38 @@ def check_store(uri: str) -> None:
             f"tracking.uri {without_password(uri)}: cannot be reached ({error}); is the server running?"
         ) from error
     if file is None:
+        if _is_database(uri):
+            check_login(uri)
         return
     if file.is_dir():
         raise TrackingError(f"tracking.uri {uri}: {file} is a folder, wanted a file")
     if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
         raise TrackingError(f"tracking.uri {uri}: {file.parent} is no folder that can be written to")
+
+
+def _is_database(uri: str) -> bool:
+    return urlsplit(uri).scheme.partition("+")[0] in ("postgresql", "mysql", "mssql")
+
+
+def check_login(uri: str) -> None:
+    """Open one connection to a database, and close it.
+
+    Raises:
+        TrackingError: If the driver is missing, or user, password or database are wrong.
+    """
+    from sqlalchemy import NullPool, create_engine
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        create_engine(uri, poolclass=NullPool).connect().close()
+    except ImportError as error:
+        raise TrackingError(
+            f"tracking.uri {without_password(uri)}: its driver is missing ({error}); "
+            "for postgresql://, install attention-zoo[postgres]"
+        ) from error
+    except SQLAlchemyError as error:
+        said = " ".join(str(getattr(error, "orig", None) or error).split())
+        raise TrackingError(f"tracking.uri {without_password(uri)}: cannot be used: {said}") from error
 
 
 def without_password(uri: str) -> str:

@@ -1,0 +1,143 @@
+"""The server of deploy/mlflow/compose.yaml on a real PostgreSQL: its names, several writers at once, an outage."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deploy.postgres import PASSWORD, Cluster
+from tests.deploy.tracking_server import TrackingServer
+from tests.train.tiny import tiny_config, write_images
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),  # of MLflow's own queries
+]
+WRITERS = 4
+Runs = list[dict[str, Any]]
+
+
+def write_recipe(folder: Path, **fields: Any) -> Path:
+    """Write the tiny training as a recipe, JSON being YAML."""
+    write_images(folder / "images")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(tiny_config(folder / "images", **fields).model_dump_json())
+    return recipe
+
+
+def start_training(folder: Path, recipe: Path, uri: str, shell: dict[str, str], *words: str) -> "subprocess.Popen[str]":
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "train", str(recipe), "--tracking.uri", uri, "--output_dir", str(folder), *words]
+    environ = shell | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def call(uri: str, path: str, **body: Any) -> Any:
+    """Ask MLflow's REST API: GET where nothing is to be sent."""
+    url = f"{uri}/api/2.0/mlflow/{path}"
+    answer = httpx.post(url, json=body, timeout=60) if body else httpx.get(url, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def find_runs(uri: str, experiment: str) -> Runs:
+    found = call(uri, f"experiments/get-by-name?experiment_name={experiment}")["experiment"]["experiment_id"]
+    runs: Runs = call(uri, "runs/search", experiment_ids=[found]).get("runs", [])
+    return runs
+
+
+def steps(uri: str, run_id: str, key: str) -> list[int]:
+    history = call(uri, f"metrics/get-history?run_id={run_id}&metric_key={key}&max_results=20000")
+    return sorted(int(metric.get("step", 0)) for metric in history.get("metrics", []))
+
+
+def test_it_answers_to_its_names_alone(server: TrackingServer) -> None:
+    path = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"
+    port = server.uri.rpartition(":")[2]
+    answers = {
+        host: httpx.get(server.uri + path, headers={"Host": host}, timeout=60).status_code
+        for host in (f"localhost:{port}", f"127.0.0.1:{port}", "mlflow:5000", "zoo.test:5000", "other.test:5000")
+    }
+    assert list(answers.values()) == [200, 200, 200, 200, 403], answers
+    assert httpx.get(f"{server.uri}/health", headers={"Host": "10.1.2.3:5000"}, timeout=60).status_code == 200
+
+
+def test_several_trainings_at_once_share_experiment_and_model(
+    server: TrackingServer, tmp_path: Path, shell: dict[str, str]
+) -> None:
+    recipe = write_recipe(tmp_path, name="many", tracking__experiment="many")
+    trainings = [
+        start_training(tmp_path / str(seed), recipe, server.uri, shell, "--seed", str(seed)) for seed in range(WRITERS)
+    ]
+    said = [training.communicate(timeout=600)[0] for training in trainings]
+    assert [training.returncode for training in trainings] == [0] * WRITERS, "\n".join(said)
+
+    runs = find_runs(server.uri, "many")
+    assert [run["info"]["status"] for run in runs] == ["FINISHED"] * WRITERS
+    for run in runs:
+        assert steps(server.uri, run["info"]["run_id"], "train/loss") == list(range(1, 13))
+        assert steps(server.uri, run["info"]["run_id"], "val/top1") == [6, 12]
+        assert run["info"]["artifact_uri"].startswith("mlflow-artifacts:/")
+    assert len(list(server.artifacts.rglob("config.json"))) >= WRITERS
+
+    model = call(server.uri, "registered-models/get?name=many")["registered_model"]
+    versions = call(server.uri, "model-versions/search?filter=name%3D'many'")["model_versions"]
+    assert sorted(version["version"] for version in versions) == [str(number + 1) for number in range(WRITERS)]
+    assert len({version["run_id"] for version in versions}) == WRITERS
+    scores = {
+        version["version"]: float(next(tag["value"] for tag in version["tags"] if tag["key"] == "val/top1"))
+        for version in versions
+    }
+    champion = {alias["alias"]: alias["version"] for alias in model["aliases"]}["champion"]
+    assert scores[champion] == max(scores.values()), f"champion {champion} of {scores}"
+
+
+def test_metrics_of_an_outage_arrive_and_the_run_finishes(
+    server: TrackingServer, tmp_path: Path, shell: dict[str, str]
+) -> None:
+    epochs = 100
+    recipe = write_recipe(
+        tmp_path,
+        name="outage",
+        tracking__experiment="outage",
+        publish__enabled=False,
+        schedule__epochs=epochs,
+        evaluate__every_epochs=epochs,
+        checkpoint__every_epochs=epochs,
+    )
+    call(server.uri, "experiments/create", name="outage")
+    training = start_training(tmp_path / "out", recipe, server.uri, shell)
+    deadline = time.monotonic() + 300
+    while not (runs := find_runs(server.uri, "outage")) or not steps(
+        server.uri, runs[0]["info"]["run_id"], "train/loss"
+    ):
+        assert training.poll() is None, training.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    server.kill()
+    assert training.poll() is None, "the training was over before the server was stopped"
+    server.start()
+    said = training.communicate(timeout=600)[0]
+    assert training.returncode == 0, said
+    assert "metrics wait for the tracking store" in said
+    run = find_runs(server.uri, "outage")[0]
+    assert run["info"]["status"] == "FINISHED"
+    assert steps(server.uri, run["info"]["run_id"], "train/loss") == list(range(1, 6 * epochs + 1))
+
+
+def test_one_training_writes_to_the_database_itself(cluster: Cluster, tmp_path: Path, shell: dict[str, str]) -> None:
+    recipe = write_recipe(tmp_path, name="direct", tracking__experiment="direct")
+    training = start_training(tmp_path / "out", recipe, cluster.uri(cluster.create_database("direct")), shell)
+    said = training.communicate(timeout=600)[0]
+    assert training.returncode == 0, said
+    assert "direct version 1, @champion -> version 1" in said
+    assert PASSWORD not in said
+    for file in (tmp_path / "out").rglob("*.json"):
+        assert "s3cret" not in json.dumps(json.loads(file.read_text(encoding="utf-8"))), file
