@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from train.augment import Augmentation, build_augmentation
 from train.config import AugmentConfig, DataConfig
 from train.digits import read_digits
-from train.draws import own_draws, seed_draws
+from train.draws import mix_seed, own_draws, seed_draws
 from train.errors import ConfigError, DataError
 from train.folders import read_folder
 from train.images import Images, Split, drop_or_refuse_bad
@@ -51,9 +51,16 @@ class TrainSet(Dataset[Item]):
         with own_draws():
             return [self._augment(draw) for draw in draws]
 
+    def find_seed(self, draw: Draw) -> int:
+        """Return what an image's augmentation is seeded with, in one epoch."""
+        return mix_seed(*self._numbers(draw))
+
+    def _numbers(self, draw: Draw) -> tuple[int, int, int, int]:
+        return self._seed, _AUGMENTATION, draw.epoch, draw.image
+
     def _augment(self, draw: Draw) -> Item:
         image = self._decode(draw.image)
-        seed_draws(self._seed, _AUGMENTATION, draw.epoch, draw.image)
+        seed_draws(*self._numbers(draw))
         return self._augmentation(image), self.images.labels[draw.image]
 
     def _decode(self, index: int) -> Image.Image:
