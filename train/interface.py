@@ -8,28 +8,31 @@ import socket
 from collections.abc import MutableMapping
 
 import psutil
+import torch
 
 from train.errors import WorldSizeError
 
 _GLOO = "GLOO_SOCKET_IFNAME"
-_WAY_OUT = f"or set {_GLOO} to the name of the interface, as `ip address` lists it"
 
 
-def choose_interface(environ: MutableMapping[str, str]) -> str | None:
+def choose_interface(environ: MutableMapping[str, str], *, on_gpu: bool | None = None) -> str | None:
     """Have gloo use the interface on the way to the main process, in place; call it before the Accelerator.
 
-    Nothing is done on a single machine, or where GLOO_SOCKET_IFNAME is set already.
+    Nothing is done on a single machine, where GLOO_SOCKET_IFNAME is set already, or for NCCL, which finds its own.
 
     Args:
         environ: The process environment, as a launcher left it.
+        on_gpu: Whether the ranks speak NCCL; None asks torch.
 
     Returns:
         The interface that was chosen, None if there was nothing to choose.
 
     Raises:
-        WorldSizeError: If the main process's address is unknown here, or leads nowhere but to this machine itself.
+        WorldSizeError: If the main process's address is unknown here, or leads nowhere but to this machine itself,
+            which has more than one interface to others, or none.
     """
-    if int(environ.get("GROUP_WORLD_SIZE", "1")) < 2 or environ.get(_GLOO):
+    on_gpu = torch.cuda.is_available() if on_gpu is None else on_gpu
+    if on_gpu or int(environ.get("GROUP_WORLD_SIZE", "1")) < 2 or environ.get(_GLOO):
         return None
     environ[_GLOO] = find_interface(environ["MASTER_ADDR"])
     return environ[_GLOO]
@@ -38,22 +41,29 @@ def choose_interface(environ: MutableMapping[str, str]) -> str | None:
 def find_interface(main: str) -> str:
     """Return the name of the interface from which packets to the main process leave.
 
+    On the main process's own machine a name for it may mean the loopback; then it is the one interface to others.
+
     Args:
         main: The main process's address, or a name for it.
 
     Raises:
-        WorldSizeError: If it is unknown here, or leads nowhere but to this machine itself.
+        WorldSizeError: If it is unknown here, or cannot be told among several.
     """
     own = _own_address(main)
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address.partition("%")[0] == own for address in addresses):
-            if ipaddress.ip_address(own).is_loopback:
-                raise WorldSizeError(
-                    f"{socket.gethostname()}: the main process's address {main} is this machine's loopback here "
-                    f"({own}), which no other machine can reach; launch with --main_process_ip ADDRESS, {_WAY_OUT}"
-                )
-            return name
-    raise WorldSizeError(f"{socket.gethostname()}: no interface has the address {own} towards {main}; set {_GLOO}")
+    interfaces = {
+        name: {address.address.partition("%")[0] for address in addresses}
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    if not ipaddress.ip_address(own).is_loopback:
+        return next(name for name, addresses in interfaces.items() if own in addresses)
+    others = [name for name, addresses in interfaces.items() if any(map(_reaches_others, addresses))]
+    if len(others) != 1:
+        raise WorldSizeError(
+            f"{socket.gethostname()}: the main process's address {main} is this machine's loopback here ({own}), which "
+            f"no other machine can reach: launch with --main_process_ip ADDRESS, or set {_GLOO} to one of "
+            f"{', '.join(others) or 'its interfaces (it has none to others)'}"
+        )
+    return others[0]
 
 
 def _own_address(main: str) -> str:
@@ -66,5 +76,13 @@ def _own_address(main: str) -> str:
     except OSError as error:
         raise WorldSizeError(
             f"{socket.gethostname()}: no way to the main process at {main} ({error.strerror or error}); "
-            f"--main_process_ip wants an address that every machine can reach, {_WAY_OUT}"
+            "--main_process_ip wants an address that every machine can reach"
         ) from error
+
+
+def _reaches_others(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:  # a hardware address
+        return False
+    return not (found.is_loopback or found.is_link_local)
