@@ -10,6 +10,7 @@ DDP pairs tensors by position, so names, order, shapes, dtypes and requires_grad
 hashed, not compared as values: equal NaNs agree, +0 and -0 do not. The memory layout is left out.
 """
 
+import os
 import time
 from dataclasses import asdict, dataclass
 from typing import cast
@@ -25,7 +26,7 @@ from train.digests import made_alike
 from train.errors import ReplicaMismatch
 from train.inventory import Buffers, Item, digest_items, list_items, tabulate
 from train.mismatches import Row, Table, choose_named, describe_mismatch, find_differing
-from train.ranks import gather_json, together
+from train.ranks import check_world, gather_json, together
 from zoo.auditing.snapshots import bare_model
 
 
@@ -81,6 +82,7 @@ def check_replicas(
 
     Raises:
         ReplicaMismatch: If ranks differ; names tensors, ranks, how far apart they are, and the likely cause.
+        WorldSizeError: If this process believes that it is alone, but was launched as one of several.
     """
     start = time.perf_counter()
     bare = bare_model(model)
@@ -92,6 +94,7 @@ def check_replicas(
 
     what = f"replica check {when}"
     if accelerator.num_processes == 1:
+        check_world(accelerator, os.environ)
         make()
     elif not made_alike(make, accelerator, what):
         raise ReplicaMismatch(explain(model, items, accelerator, when=when))
