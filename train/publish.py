@@ -171,7 +171,7 @@ def move_alias(client: "MlflowClient", name: str, mine: Champion, config: Publis
     if not moves:
         assert champion is not None
         return champion.version, reason
-    client.set_registered_model_alias(name, config.alias, mine.version)
+    set_alias(client, name, config.alias, mine.version)
     if config.force:
         return mine.version, reason
     client.set_model_version_tag(name, mine.version, TOOK, config.alias)
@@ -182,10 +182,25 @@ def move_alias(client: "MlflowClient", name: str, mine: Champion, config: Publis
         now = find_version(client, name, config.alias)
         if now is None or now.version == best.version or now.version not in rivals:  # or somebody has moved it since
             break
-        client.set_registered_model_alias(name, config.alias, best.version)
+        set_alias(client, name, config.alias, best.version)
     if best.version != mine.version:
         reason = f"version {best.version}, published at the same time, has {best.score:.4f}, this one {mine.score:.4f}"
     return best.version if now is None else now.version, reason
+
+
+def set_alias(client: "MlflowClient", name: str, alias: str, version: str) -> None:
+    """Point the alias to a version.
+
+    On a database, two that make it at once can collide on its primary key. There it is then, so that the second attempt
+    changes it; an error of another kind comes back from that one too.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_registered_model_alias(name, alias, version)
+    except MlflowException as error:
+        logger.debug("%s@%s is set a second time: %s", name, alias, error)
+        client.set_registered_model_alias(name, alias, version)
 
 
 def find_takers(client: "MlflowClient", name: str, alias: str) -> list[Champion]:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),  # of MLflow's own queries
 ]
-WRITERS = 4
+WRITERS, LOSS = 4, "train/loss"
 Runs = list[dict[str, Any]]
+Start = Callable[..., "Training"]
 
 
 def write_recipe(folder: Path, **fields: Any) -> Path:
@@ -30,13 +32,56 @@ def write_recipe(folder: Path, **fields: Any) -> Path:
     return recipe
 
 
-def start_training(folder: Path, recipe: Path, uri: str, shell: dict[str, str], *words: str) -> "subprocess.Popen[str]":
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "train", str(recipe), "--tracking.uri", uri, "--output_dir", str(folder), *words]
-    environ = shell | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+class Training:
+    """`python -m train` on one rank, as a process."""
+
+    def __init__(self, folder: Path, recipe: Path, uri: str, shell: dict[str, str], *words: str) -> None:
+        folder.mkdir()
+        self._log = folder / "log"
+        command = [sys.executable, "-m", "train", str(recipe), "--tracking.uri", uri, "--output_dir", str(folder)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *words],
+                cwd=folder,
+                env=shell | {"OMP_NUM_THREADS": "1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"},
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def wait_for(self, what: Callable[[], Any]) -> None:
+        """Wait until something is true; fail if the training ends before."""
+        deadline = time.monotonic() + 300
+        while not what():
+            assert self._process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.05)
+
+    def finish(self) -> str:
+        """Wait for the end, which must be a good one; return what it said."""
+        assert self._process.wait(600) == 0, self.said
+        return self.said
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def train(shell: dict[str, str]) -> Iterator[Start]:
+    """Start trainings; none outlives the test."""
+    started = []
+
+    def start(folder: Path, recipe: Path, uri: str, *words: str) -> Training:
+        started.append(Training(folder, recipe, uri, shell, *words))
+        return started[-1]
+
+    yield start
+    for training in started:
+        training.kill()
 
 
 def call(uri: str, path: str, **body: Any) -> Any:
@@ -70,19 +115,17 @@ def test_it_answers_to_its_names_alone(server: TrackingServer) -> None:
 
 
 def test_several_trainings_at_once_share_experiment_and_model(
-    server: TrackingServer, tmp_path: Path, shell: dict[str, str]
+    server: TrackingServer, tmp_path: Path, train: Start
 ) -> None:
     recipe = write_recipe(tmp_path, name="many", tracking__experiment="many")
-    trainings = [
-        start_training(tmp_path / str(seed), recipe, server.uri, shell, "--seed", str(seed)) for seed in range(WRITERS)
-    ]
-    said = [training.communicate(timeout=600)[0] for training in trainings]
-    assert [training.returncode for training in trainings] == [0] * WRITERS, "\n".join(said)
+    trainings = [train(tmp_path / str(seed), recipe, server.uri, "--seed", str(seed)) for seed in range(WRITERS)]
+    for training in trainings:
+        training.finish()
 
     runs = find_runs(server.uri, "many")
     assert [run["info"]["status"] for run in runs] == ["FINISHED"] * WRITERS
     for run in runs:
-        assert steps(server.uri, run["info"]["run_id"], "train/loss") == list(range(1, 13))
+        assert steps(server.uri, run["info"]["run_id"], LOSS) == list(range(1, 13))
         assert steps(server.uri, run["info"]["run_id"], "val/top1") == [6, 12]
         assert run["info"]["artifact_uri"].startswith("mlflow-artifacts:/")
     assert len(list(server.artifacts.rglob("config.json"))) >= WRITERS
@@ -99,10 +142,8 @@ def test_several_trainings_at_once_share_experiment_and_model(
     assert scores[champion] == max(scores.values()), f"champion {champion} of {scores}"
 
 
-def test_metrics_of_an_outage_arrive_and_the_run_finishes(
-    server: TrackingServer, tmp_path: Path, shell: dict[str, str]
-) -> None:
-    epochs = 100
+def test_metrics_of_an_outage_arrive_and_the_run_finishes(server: TrackingServer, tmp_path: Path, train: Start) -> None:
+    epochs = 20
     recipe = write_recipe(
         tmp_path,
         name="outage",
@@ -113,30 +154,23 @@ def test_metrics_of_an_outage_arrive_and_the_run_finishes(
         checkpoint__every_epochs=epochs,
     )
     call(server.uri, "experiments/create", name="outage")
-    training = start_training(tmp_path / "out", recipe, server.uri, shell)
-    deadline = time.monotonic() + 300
-    while not (runs := find_runs(server.uri, "outage")) or not steps(
-        server.uri, runs[0]["info"]["run_id"], "train/loss"
-    ):
-        assert training.poll() is None, training.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    training = train(tmp_path / "out", recipe, server.uri)
+    training.wait_for(
+        lambda: [run for run in find_runs(server.uri, "outage") if steps(server.uri, run["info"]["run_id"], LOSS)]
+    )
     server.kill()
-    assert training.poll() is None, "the training was over before the server was stopped"
+    training.wait_for(lambda: "metrics wait for the tracking store" in training.said)
     server.start()
-    said = training.communicate(timeout=600)[0]
-    assert training.returncode == 0, said
-    assert "metrics wait for the tracking store" in said
+    training.finish()
     run = find_runs(server.uri, "outage")[0]
     assert run["info"]["status"] == "FINISHED"
-    assert steps(server.uri, run["info"]["run_id"], "train/loss") == list(range(1, 6 * epochs + 1))
+    assert steps(server.uri, run["info"]["run_id"], LOSS) == list(range(1, 6 * epochs + 1))
 
 
-def test_one_training_writes_to_the_database_itself(cluster: Cluster, tmp_path: Path, shell: dict[str, str]) -> None:
+def test_one_training_writes_to_the_database_itself(cluster: Cluster, tmp_path: Path, train: Start) -> None:
     recipe = write_recipe(tmp_path, name="direct", tracking__experiment="direct")
-    training = start_training(tmp_path / "out", recipe, cluster.uri(cluster.create_database("direct")), shell)
-    said = training.communicate(timeout=600)[0]
-    assert training.returncode == 0, said
+    uri = cluster.uri(cluster.create_database("direct"))
+    said = train(tmp_path / "out", recipe, uri).finish()
     assert "direct version 1, @champion -> version 1" in said
     assert PASSWORD not in said
     for file in (tmp_path / "out").rglob("*.json"):

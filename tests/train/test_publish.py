@@ -136,6 +136,25 @@ def test_alias_that_a_person_moves_meanwhile_stays_there(registry, here, monkeyp
     assert moved.alias_version == ("2" if images == "aaaa" else "3")
 
 
+@pytest.mark.parametrize("refusals", [1, 2])
+@pytest.mark.usefixtures("registry")
+def test_alias_that_two_make_at_once_is_set_a_second_time(monkeypatch, refusals):
+    asked = []
+
+    def collide(_client, *words):
+        asked.append(words)
+        if len(asked) <= refusals:
+            raise MlflowException("duplicate key value violates unique constraint")
+
+    monkeypatch.setattr(mlflow.MlflowClient, "set_registered_model_alias", collide)
+    if refusals == 1:
+        publish_module.set_alias(mlflow.MlflowClient(), "tiny", "champion", "1")
+    else:
+        with pytest.raises(MlflowException, match="duplicate key"):
+            publish_module.set_alias(mlflow.MlflowClient(), "tiny", "champion", "1")
+    assert asked == [("tiny", "champion", "1")] * 2
+
+
 def break_a_bit(root: Path) -> None:
     (file,) = root.rglob("model.safetensors")
     content = bytearray(file.read_bytes())
