@@ -5,6 +5,10 @@ import sys
 import time
 import traceback
 
+os.environ.setdefault(
+    "TORCH_CPP_LOG_LEVEL", "ERROR"
+)  # read once, with torch: else C++ frames stand above a lost rank's line
+
 from train.build import build_accelerator
 from train.errors import Stopped, exit_status
 from train.faults import stop

@@ -1,11 +1,15 @@
 """A board that all ranks write on and read outside collectives: signs of life, and the first cause.
 
 It is a TCPStore of its own that rank 0 keeps, so it outlives the launcher, and no collective that hangs can block it.
+Its questions have no timeout where the other end stands still, so a thread of its own asks them; nobody waits for it.
 """
 
 import json
 import os
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeAlias, cast
 
@@ -20,55 +24,107 @@ from train.ranks import gather_json, together
 
 Beat: TypeAlias = dict[str, JsonValue]
 
-_PATIENCE = timedelta(seconds=5)  # of one question; also that of a rank whose machine has gone
+_CONNECT = timedelta(seconds=30)
+_CLAIM_S = 3.0
 _CAUSE, _TOLD = "cause", "told"
 
 
-class BoardError(Exception):
-    """Rank 0, who keeps the board, does not answer."""
+@dataclass(frozen=True)
+class Reading:
+    """What stood on the board.
+
+    Attributes:
+        at: When, on the clock of `time.monotonic`.
+        cause: The first cause, None if there is none.
+        told: Whether it was told and marked, so that all may leave.
+        beats: The last sign of life of every rank, empty before its first.
+        broken: Whether the connection has broken since: rank 0's process is gone.
+    """
+
+    at: float
+    cause: Cause | None = None
+    told: bool = False
+    beats: tuple[Beat, ...] = ()
+    broken: bool = False
 
 
 class Board:
-    """The board as one rank sees it; `open_board` makes it on all ranks together."""
+    """The board as one rank sees it; `open_board` makes it on all ranks together.
+
+    Args:
+        store: The connection.
+        rank: This rank.
+        world_size: Ranks in all.
+    """
 
     def __init__(self, store: TCPStore, rank: int, world_size: int) -> None:
         self._store, self._rank = store, rank
         self._keys = [_CAUSE, _TOLD, *(f"beat/{other}" for other in range(world_size))]
+        self._claim: Cause | None = None
+        self._set_told = False
+        self._reading = Reading(time.monotonic())
+        self._wake, self._read = threading.Event(), threading.Condition()
 
-    def exchange(self, beat: Beat) -> tuple[Cause | None, bool, list[Beat]]:
-        """Leave this rank's sign of life; return the first cause if there is one, whether it was told, and all beats.
+    def start(self, beat: Callable[[], Beat], period_s: float) -> None:
+        """Leave a sign of life and read all others' every `period_s` seconds, for as long as the process lives."""
 
-        Raises:
-            BoardError: If rank 0 does not answer.
-        """
-        try:
-            self._store.set(f"beat/{self._rank}", json.dumps(beat))
-            cause, told, *beats = (value.decode() for value in self._store.multi_get(self._keys))
-        except (dist.DistError, RuntimeError, OSError) as error:
-            raise BoardError(str(error)) from error
-        return (
-            Cause.model_validate_json(cause) if cause else None,
-            bool(told),
-            [cast(Beat, json.loads(text)) if text else {} for text in beats],
-        )
+        def go_round() -> None:
+            while not self._reading.broken:
+                self._exchange(beat())
+                self._wake.wait(period_s)
+                self._wake.clear()
+
+        threading.Thread(target=go_round, name="board", daemon=True).start()
+
+    def read(self) -> Reading:
+        """Return what stood there last."""
+        return self._reading
 
     def claim(self, cause: Cause) -> Cause:
         """Put up a cause unless another was there first; return the first. Where rank 0 is gone, it is this one."""
-        try:
-            return Cause.model_validate_json(self._store.compare_set(_CAUSE, "", cause.model_dump_json()))
-        except (dist.DistError, RuntimeError, OSError):
-            return cause
+        self._claim = cause
+        self._wake.set()
+        with self._read:
+            self._read.wait_for(lambda: self._reading.cause is not None or self._reading.broken, _CLAIM_S)
+        return self._reading.cause or cause
 
     def set_told(self) -> None:
-        """Say that the cause has been told and marked: the others may leave. In vain where rank 0 is gone."""
-        try:
-            self._store.set(_TOLD, "yes")
-        except (dist.DistError, RuntimeError, OSError):
-            return
+        """Say that the cause has been told and marked, and wait a moment for others to read it."""
+        self._set_told = True
+        self._wake.set()
+        with self._read:
+            self._read.wait_for(lambda: self._reading.told or self._reading.broken, _CLAIM_S)
 
-    def _write_first(self) -> None:
+    def wait_until(self, holds: Callable[[Reading], bool], timeout_s: float) -> None:
+        """Wait until something stands on the board, or the connection breaks, or time is up."""
+        self._wake.set()
+        with self._read:
+            self._read.wait_for(lambda: holds(self._reading) or self._reading.broken, timeout_s)
+
+    def write_first(self) -> None:
+        """Make all keys: to ask for one that is not there would wait for it."""
         for key in self._keys:
             self._store.set(key, "")
+
+    def _exchange(self, beat: Beat) -> None:
+        try:
+            self._store.set(f"beat/{self._rank}", json.dumps(beat))
+            if self._claim is not None:
+                self._store.compare_set(_CAUSE, "", self._claim.model_dump_json())
+            if self._set_told:
+                self._store.set(_TOLD, "yes")
+            cause, told, *beats = (value.decode() for value in self._store.multi_get(self._keys))
+            reading = Reading(
+                time.monotonic(),
+                Cause.model_validate_json(cause) if cause else None,
+                bool(told),
+                tuple(cast(Beat, json.loads(text)) if text else {} for text in beats),
+            )
+        except (dist.DistError, RuntimeError, OSError):
+            reading = replace(self._reading, broken=True)
+        with self._read:
+            self._reading = reading
+            self._read.notify_all()
 
 
 def open_board(accelerator: Accelerator) -> Board | None:
@@ -85,14 +141,14 @@ def open_board(accelerator: Accelerator) -> Board | None:
     port = 0
     with together(accelerator, "opening rank 0's board"):
         if rank == 0:
-            store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+            store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_CONNECT)
             board, port = Board(store, rank, world_size), store.port
-            board._write_first()
+            board.write_first()
     port = cast(Sequence[int], gather_json(port, accelerator))[0]
     with together(accelerator, "reaching rank 0's board"):
         if board is None:
             try:
-                board = Board(TCPStore(host, port, timeout=_PATIENCE), rank, world_size)
+                board = Board(TCPStore(host, port, timeout=_CONNECT), rank, world_size)
             except (dist.DistError, RuntimeError) as error:
                 raise WorldSizeError(
                     f"rank {rank} cannot reach rank 0 at {host}:{port} ({' '.join(str(error).split())[:200]}); ranks "

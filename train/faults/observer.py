@@ -1,9 +1,12 @@
 """Who is gone, silent or hung, judged from the ranks' signs of life. No thread, no clock: the watch brings both."""
 
+import os
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,6 +15,8 @@ from train.faults.board import Beat
 from train.faults.cause import Cause
 from train.faults.peers import Peer, is_gone
 from train.faults.pulse import Pulse
+
+_BROKEN_S = 3.0
 
 
 @dataclass
@@ -37,26 +42,32 @@ class Observer:
                 self._beats[rank], self._changed[rank] = beat, now
 
     def judge(self, now: float) -> Cause | None:
-        """Return what is wrong, None if nothing is; what is certain before what is likely."""
-        there = [peer for peer in self.peers if not self._beats.get(peer.rank, {}).get("left")]
-        return self._find_gone(there) or self._find_silent(there, now) or self._find_hung(there)
+        """Return what is wrong by what was heard, None if nothing is."""
+        return self._find_silent(now) or self._find_hung()
 
-    def judge_lost_board(self, seconds: float) -> Cause | None:
-        """Return what is wrong when rank 0, who keeps the board, has not answered for so long."""
+    def judge_board(self, seconds: float, *, broken: bool) -> Cause | None:
+        """Return what is wrong with rank 0, who keeps the board.
+
+        Args:
+            seconds: Since it was read last.
+            broken: Whether rank 0's end of the connection is closed, as it is when its process is gone.
+        """
+        if seconds < (_BROKEN_S if broken else self.config.silence_s):
+            return None
         keeper = self.peers[0]
-        gone = self._find_gone([peer for peer in self.peers if not self._beats.get(peer.rank, {}).get("left")])
-        if gone is not None or seconds < self.config.silence_s:
-            return gone
-        ranks = tuple(peer.rank for peer in self.peers if peer.system == keeper.system)
+        its = [peer.rank for peer in self.peers if peer.system == keeper.system]
+        alone = broken or keeper.system == self.me.system
+        what = "has closed its connections" if broken else f"could not be reached for {seconds:.0f} s"
         return Cause(
             kind="silent",
-            ranks=ranks,
-            message=f"{keeper} could not be reached for {seconds:.0f} s, last {self._place(0)}: its machine or the "
-            "network between is down, or the process is stopped",
+            ranks=(0,) if alone else tuple(its),
+            message=f"{keeper} {what}, last {self._place(0)}: "
+            + ("its process is gone" if broken else "machine or network down, or the process is stopped"),
         )
 
-    def _find_gone(self, there: Sequence[Peer]) -> Cause | None:
-        gone = [peer for peer in there if peer.rank != self.me.rank and is_gone(peer, self.me.system)]
+    def find_gone(self) -> Cause | None:
+        """Return the processes of this machine that have ended without a goodbye; nothing has to be heard for that."""
+        gone = [peer for peer in self._others() if is_gone(peer, self.me.system)]
         if not gone:
             return None
         return Cause(
@@ -67,10 +78,16 @@ class Observer:
             "the exit status",
         )
 
-    def _find_silent(self, there: Sequence[Peer], now: float) -> Cause | None:
-        silent = [
-            peer for peer in there if peer.rank != self.me.rank and now - self._since(peer, now) > self.config.silence_s
-        ]
+    def end_silent(self, cause: Cause) -> None:
+        """Kill the processes of this machine that are silent: stopped ones would outlive the run, and its launcher."""
+        for rank in cause.ranks if cause.kind == "silent" else ():
+            peer = self.peers[rank]
+            if rank != self.me.rank and peer.system == self.me.system and not is_gone(peer, self.me.system):
+                with suppress(ProcessLookupError):  # it ended meanwhile
+                    os.kill(peer.pid, signal.SIGKILL)
+
+    def _find_silent(self, now: float) -> Cause | None:
+        silent = [peer for peer in self._others() if now - self._since(peer, now) > self.config.silence_s]
         if not silent:
             return None
         seconds = max(now - self._since(peer, now) for peer in silent)
@@ -81,7 +98,8 @@ class Observer:
             f"{self._place(silent[0].rank)}: machine or network down, or the process is stopped (--watch.silence_s)",
         )
 
-    def _find_hung(self, there: Sequence[Peer]) -> Cause | None:
+    def _find_hung(self) -> Cause | None:
+        there = (self.me, *self._others())
         beats = {peer.rank: self._beats[peer.rank] for peer in there if self._beats.get(peer.rank)}
         if not beats:
             return None
@@ -103,6 +121,12 @@ class Observer:
             )
             + f"{where}. If that is honest work, raise --watch.timeout_s (now {self.config.timeout_s:g})",
         )
+
+    def _others(self) -> list[Peer]:
+        """Return the other ranks that have not said goodbye."""
+        return [
+            peer for peer in self.peers if peer.rank != self.me.rank and not self._beats.get(peer.rank, {}).get("left")
+        ]
 
     def _since(self, peer: Peer, now: float) -> float:
         return self._changed.setdefault(peer.rank, now)

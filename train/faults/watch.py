@@ -4,7 +4,6 @@ The main thread may be inside a collective that never returns; so the thread see
 waits a moment first: a main thread that has an error of its own to tell comes before it.
 """
 
-import logging
 import os
 import sys
 import threading
@@ -15,19 +14,18 @@ from typing import NoReturn
 from train.config import WatchConfig
 from train.errors import Stopped
 from train.faults import pulse, stop
-from train.faults.board import Beat, Board, BoardError
+from train.faults.board import Beat, Board
 from train.faults.cause import Cause, cause_of, is_consequence
 from train.faults.last_words import LastWords
 from train.faults.observer import Observer, make_beat
 from train.faults.peers import Peer
-
-logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.5
 _RANKS_A_PERIOD = 64  # more ranks, fewer looks: each look of each rank reads what all have written
 _MAIN_FIRST_S = 2.0  # the main thread, broken off by the same fault, is given so long to tell it
 _STOP_S = 20.0  # a launcher kills 30 s after its SIGTERM
 _TOLD_S = 20.0
+_GOODBYE_S = 5.0
 
 
 class Watch:
@@ -51,34 +49,35 @@ class Watch:
         words: LastWords,
         parent: int | None = None,
     ) -> None:
-        self._observer = Observer(peers[rank], peers, config)
         self.rank, self.words = rank, words
         self._world_size, self._config, self._board, self._parent = len(peers), config, board, parent
+        self._observer = Observer(peers[rank], peers, config)
         self._period = _PERIOD_S * max(1.0, len(peers) / _RANKS_A_PERIOD)
         self._done, self._found, self._told = threading.Event(), threading.Event(), threading.Event()
         self._cause: Cause | None = None
         self._settled: tuple[Cause, bool] | None = None
         self._taken = threading.Lock()
-        self._beats = 0
-        self._lost_since: float | None = None
+        self._beats, self._left = 0, False
         self._signal: tuple[str, float] | None = None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
         """Start to watch."""
+        if self._board is not None:
+            self._board.start(self._beat, self._period)
         self._thread.start()
 
     def close(self) -> None:
-        """Say goodbye to the other ranks, and watch no more."""
-        if self._done.is_set():
-            return
+        """Say goodbye to the other ranks, and watch no more. Rank 0, who keeps the board, leaves last."""
         self._done.set()
         self._thread.join()
-        if self._board is not None and self._cause is None:
-            try:
-                self._board.exchange(self._beat(left=True))
-            except BoardError:
-                logger.debug("rank 0 left first")
+        self._left = True
+        if self._board is None or self._cause is not None:
+            return
+        others = range(self._world_size) if self.rank == 0 else (self.rank,)
+        self._board.wait_until(
+            lambda reading: all(reading.beats and reading.beats[rank].get("left") for rank in others), _GOODBYE_S
+        )
 
     def settle(self, error: BaseException) -> tuple[Cause, bool]:
         """Return the first cause of an error on the main thread, and whether that is this error itself.
@@ -93,7 +92,7 @@ class Watch:
                 self._found.wait(self._config.silence_s + 10)
             elif isinstance(error, Stopped) and not error.agreed and self._board is not None:
                 self._found.wait(3 * self._period)  # a launcher sends SIGTERM because of another rank, too
-            cause = self._cause or (self._board.claim(mine) if self._board is not None else mine)
+            cause = self._cause or (mine if self._board is None else self._board.claim(mine))
             self._cause = cause
             self._found.set()
             self._settled = cause, (cause.kind, cause.message) == (mine.kind, mine.message)
@@ -101,6 +100,7 @@ class Watch:
 
     def finish(self, cause: Cause) -> None:
         """Tell the cause if it is this rank's part to do so; else wait until it has been told."""
+        self._observer.end_silent(cause)
         if self.rank == speaker_of(cause, self._world_size):
             self.words.speak(cause)
             self._told.set()
@@ -133,21 +133,16 @@ class Watch:
         if self._board is None:
             self._observer.hear([self._beat()], now)
             return self._observer.judge(now)
-        try:
-            cause, told, beats = self._board.exchange(self._beat())
-        except BoardError as error:
-            self._lost_since = self._lost_since or now
-            if self._cause is not None:  # rank 0 has told it and left
-                self._told.set()
-            logger.debug("rank 0's board: %s", error)
-            return self._observer.judge_lost_board(time.monotonic() - self._lost_since)
-        self._lost_since = None
-        if told:
+        reading = self._board.read()
+        self._observer.hear(reading.beats, now)
+        if reading.told or (reading.broken and self._cause is not None):  # rank 0 has told it and left
             self._told.set()
-        self._observer.hear(beats, time.monotonic())
-        if cause is None and (judged := self._observer.judge(time.monotonic())) is not None:
-            cause = self._board.claim(judged)
-        return cause
+        if reading.cause is not None or self._cause is not None:
+            return reading.cause or self._cause
+        judged = self._observer.find_gone() or self._observer.judge_board(now - reading.at, broken=reading.broken)
+        if judged is None and not reading.broken:
+            judged = self._observer.judge(now)
+        return None if judged is None else self._board.claim(judged)
 
     def _look_at_signals(self, now: float) -> Cause | None:
         """Notice a signal that the main thread cannot see, and leave for it if it never does."""
@@ -159,9 +154,9 @@ class Watch:
         message = f"{self._signal[0]}, and no step ended in {_STOP_S:g} s: nothing was saved after the last checkpoint"
         return Cause(kind="stopped", ranks=(self.rank,), message=message)
 
-    def _beat(self, *, left: bool = False) -> Beat:
+    def _beat(self) -> Beat:
         self._beats += 1
-        return make_beat(pulse.read(), self._beats, time.monotonic(), self._config.timeout_s, left=left)
+        return make_beat(pulse.read(), self._beats, time.monotonic(), self._config.timeout_s, left=self._left)
 
     def _leave(self, cause: Cause) -> NoReturn:
         self.finish(cause)
