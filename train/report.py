@@ -9,6 +9,7 @@ from pathlib import Path
 import zoo
 from train.config import TrackingConfig, TrainConfig
 from train.data import BUILTIN
+from train.machines import group_by_machine
 from train.publish import Published
 from train.ranks import RankInfo
 from train.run import Run
@@ -47,16 +48,6 @@ def describe_writes(config: TrainConfig, ranks: Sequence[RankInfo]) -> str:
         f"writes    {main} alone, {config.run_dir} and the MLflow run in {uri}; nothing on {', '.join(others)}{reads}\n"
         f"          to resume with another machine as the first (--machine_rank 0), share {kept} with it"
     )
-
-
-def group_by_machine(ranks: Sequence[RankInfo]) -> list[list[RankInfo]]:
-    """Group ranks by their machine, in rank order; launchers count on within a machine, and hostnames may be equal."""
-    machines: list[list[RankInfo]] = []
-    for info in ranks:
-        if info.local_rank == 0 or not machines:
-            machines.append([])
-        machines[-1].append(info)
-    return machines
 
 
 def describe_plan(run: Run) -> str:
