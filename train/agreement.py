@@ -55,7 +55,8 @@ def check_agreement(accelerator: Accelerator, collect: Callable[[], Facts], *, w
     hosts = [str(rank["host"]) for rank in cast("list[dict[str, str]]", gathered)]
     message = describe_disagreement(ranks, hosts, what=what)
     if not is_told_only(ranks):
-        raise RanksDisagree(message)
+        with together(accelerator, f"agreement on {what}"):  # marks it as every rank's
+            raise RanksDisagree(message)
     if accelerator.is_main_process:
         logger.warning("%s", message)
 
@@ -83,7 +84,10 @@ def check_streams(accelerator: Accelerator, collect: Callable[[], Streams] = dic
     ranks = cast("list[dict[str, list[int | str]]]", gather_json(mine, accelerator))
     lines = [line for name in mine if (line := describe_shared(name, [rank.get(name, []) for rank in ranks]))]
     if lines:
-        raise RanksDisagree("\n  ".join([f"random streams, {what}: ranks are alike where they must differ", *lines]))
+        with together(accelerator, f"random streams, {what}"):
+            raise RanksDisagree(
+                "\n  ".join([f"random streams, {what}: ranks are alike where they must differ", *lines])
+            )
 
 
 def _hash_random_state(device: torch.device) -> str:

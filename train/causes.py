@@ -76,9 +76,9 @@ def find_causes(
     pattern = _find_pattern(tables, differing, managed)
     if managed is None and not any(pattern.steps):
         return [BUILD_ALIKE]  # nothing has been trained yet
-    causes = [
-        cause for find in (_steps, _unsynchronised, _unaveraged, _written, _state_alone) if (cause := find(pattern))
-    ]
+    finders = (_steps, _unsynchronised, _unaveraged, _written, _state_alone)
+    own_way = _structure(tables)
+    causes = [own_way] if own_way else [cause for find in finders if (cause := find(pattern))]
     if non_finite:
         ranks = sorted({rank for odd in non_finite.values() for rank in odd})
         causes.append(
@@ -89,6 +89,26 @@ def find_causes(
         "way out: find what changed this between the last check that passed and this one; --watch.drift_every_steps 1 "
         "narrows it down to a step"
     ]
+
+
+def _structure(tables: Sequence[Table]) -> str:
+    forms = [
+        {
+            row.name: (row.kind, tuple(row.shape), row.dtype, row.requires_grad, row.tied_to)
+            for row in table
+            if not row.kind.startswith("optimizer")
+        }
+        for table in tables
+    ]
+    names = [
+        name for name in {name: 0 for form in forms for name in form} if len({form.get(name) for form in forms}) > 1
+    ]
+    if not names:
+        return ""
+    return (
+        f"ranks changed the model each in its own way, at {_list(names)}: freeze, unfreeze, add, remove and tie on all "
+        "ranks alike, after the same step"
+    )
 
 
 def _find_pattern(tables: Sequence[Table], differing: Collection[str], managed: Collection[str] | None) -> Pattern:

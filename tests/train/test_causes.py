@@ -118,6 +118,13 @@ class DrawsAnew(Loop):
             self.bare.head.reset_parameters()
 
 
+class FreezesOnOneRank(Loop):
+    def after(self, step: int) -> None:
+        if step == 2 and self.rank == 1:
+            self.bare.head.bias.requires_grad_(False)
+            self.drift._trainable = self.drift._look()  # past the wait for the other ranks, which drift's tests cover
+
+
 class PoisonsOneRank(Loop):
     def after(self, step: int) -> None:
         if step == 2 and self.rank == 1:
@@ -163,6 +170,10 @@ MISTAKES: dict[type[Loop], tuple[str, ...]] = {
         r"likely cause: frozen\.weight, frozen, was written to on one rank",
     ),
     DrawsAnew: (r"likely cause: head\.weight, head\.bias was written to on one rank, outside the optimizer's step",),
+    FreezesOnOneRank: (
+        r"head\.bias: requires_grad is True on rank 0, False on rank 1\n",
+        r"likely cause: ranks changed the model each in its own way, at head\.bias: freeze",
+    ),
     PoisonsOneRank: (
         r"head\.bias: bytes differ.*; NaN or Inf in 1 of 2 on rank 1, none on rank 0\n",
         r"likely cause: rank 1 alone holds NaN or Inf, in head\.bias",

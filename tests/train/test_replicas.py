@@ -6,8 +6,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from train.errors import ReplicaMismatch
-from train.inventory import fingerprint
+from train.errors import ReplicaMismatch, WorldSizeError
 from train.replicas import check_replicas
 
 
@@ -241,33 +240,15 @@ def test_three_ranks_name_the_odd_one(run_ranks) -> None:
     assert "on ranks 0, 2," in message
 
 
-def test_bytes_tell_the_sign_of_zero_and_keep_nan_equal() -> None:
-    model = nn.Module()
-    model.weight = nn.Parameter(torch.tensor([0.0, float("nan")]))
-    before = fingerprint(model)
-    assert fingerprint(model) == before
-    model.weight.data[0] = -0.0
-    assert fingerprint(model) != before
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.int8, torch.int64, torch.complex64]
-)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
-def test_any_dtype_and_shape_has_a_digest(dtype, shape) -> None:
-    model = nn.Module()
-    model.register_buffer("x", torch.ones(shape).to(dtype))
-    (row,) = fingerprint(model)
-    assert (row.shape, len(row.digest), row.bytes) == (shape, 32, model.x.numel() * model.x.element_size())
-
-
-def test_memory_layout_does_not_count() -> None:
-    model = nn.Conv2d(3, 4, 3)
-    before = fingerprint(model)
-    assert fingerprint(model.to(memory_format=torch.channels_last)) == before
-
-
 def test_world_of_one_passes_without_reading_bytes() -> None:
     report = check_replicas(Toy(), Accelerator(cpu=True))
     assert (report.world_size, report.tensors) == (1, 15)
     assert "one rank, nothing to compare" in str(report)
+
+
+def test_process_that_was_launched_as_one_of_two_and_is_alone_is_told(monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 1
+    with pytest.raises(WorldSizeError, match=r"the launcher started 2 processes, but rank \S sees 1"):
+        check_replicas(Toy(), accelerator)
