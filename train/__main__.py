@@ -13,6 +13,7 @@ from train.build import build_accelerator
 from train.errors import Stopped, exit_status
 from train.faults import stop
 from train.faults.cause import was_told
+from train.interface import choose_interface
 from train.job import run_job
 from train.load import parse_command_line
 from train.log import rank_of_environment, set_up_logging
@@ -35,6 +36,7 @@ def _run(argv: list[str]) -> int:
     try:
         invocation = parse_command_line(argv)
         check_devices(os.environ)
+        choose_interface(os.environ)
         accelerator = build_accelerator(invocation.config.loop, timeout_s=invocation.config.watch.timeout_s)
         run_job(invocation.config, accelerator, dry_run=invocation.dry_run)
     except Exception as error:

@@ -17,6 +17,7 @@ import xxhash
 from train.config import TrainConfig
 from train.data import Data, TrainSet
 from train.loaders import TrainBatches
+from train.position import Position
 from train.ranks import JsonValue
 from train.tracking import flatten
 
@@ -92,17 +93,16 @@ def resume_facts(run_id: str | None, step: int, epoch: int, digest: str) -> dict
     }
 
 
-def first_draws(data: Data, loader: TrainBatches, *, epoch: int, batch: int) -> dict[str, list[int | str]]:
-    """Collect what no other rank may see or draw: the images of a batch, and their augmentation's seeds.
+def first_draws(data: Data, loader: TrainBatches, position: Position) -> dict[str, list[int | str]]:
+    """Collect what no other rank may see or draw: the images of the next batch, and their augmentation's seeds.
 
     Args:
         data: The run's.
         loader: This rank's training batches; their position stays as it is.
-        epoch: Epoch of the batch, from 0.
-        batch: Batch within the epoch on this rank, from 0.
+        position: Where the batch starts.
     """
     sampler = copy.copy(loader.batch_sampler)
-    sampler.set_position(epoch, batch)
+    sampler.set_position(*position)
     draws = next(iter(sampler))
     streams: dict[str, list[int | str]] = {"images of the first batch": [draw.image for draw in draws]}
     if isinstance(data.train, TrainSet):

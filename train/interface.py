@@ -8,21 +8,20 @@ import socket
 from collections.abc import MutableMapping
 
 import psutil
-import torch
 
 from train.errors import WorldSizeError
 
 _GLOO = "GLOO_SOCKET_IFNAME"
 
 
-def choose_interface(environ: MutableMapping[str, str], *, on_gpu: bool | None = None) -> str | None:
+def choose_interface(environ: MutableMapping[str, str]) -> str | None:
     """Have gloo use the interface on the way to the main process, in place; call it before the Accelerator.
 
-    Nothing is done on a single machine, where GLOO_SOCKET_IFNAME is set already, or for NCCL, which finds its own.
+    Nothing is done on a single machine, or where GLOO_SOCKET_IFNAME is set already. On GPUs too: the gradients go by
+    NCCL, which finds its own, and what ranks agree on beside them by gloo.
 
     Args:
         environ: The process environment, as a launcher left it.
-        on_gpu: Whether the ranks speak NCCL; None asks torch.
 
     Returns:
         The interface that was chosen, None if there was nothing to choose.
@@ -31,8 +30,7 @@ def choose_interface(environ: MutableMapping[str, str], *, on_gpu: bool | None =
         WorldSizeError: If the main process's address is unknown here, or leads nowhere but to this machine itself,
             which has more than one interface to others, or none.
     """
-    on_gpu = torch.cuda.is_available() if on_gpu is None else on_gpu
-    if on_gpu or int(environ.get("GROUP_WORLD_SIZE", "1")) < 2 or environ.get(_GLOO):
+    if int(environ.get("GROUP_WORLD_SIZE", "1")) < 2 or environ.get(_GLOO):
         return None
     environ[_GLOO] = find_interface(environ["MASTER_ADDR"])
     return environ[_GLOO]

@@ -13,10 +13,12 @@ from accelerate import Accelerator
 
 import zoo
 from train import report
+from train.agreement import Facts, check_agreement, check_streams
 from train.build import build_run, wrap
 from train.checkpoint import Resume
 from train.config import TrainConfig
 from train.errors import ConfigError
+from train.facts import data_facts, first_draws, resume_facts, start_facts
 from train.faults import pulse
 from train.faults.lock import mark_abandoned, occupied
 from train.faults.watch import Watch
@@ -45,14 +47,19 @@ def run_job(config: TrainConfig, accelerator: Accelerator, *, dry_run: bool = Fa
     check_world(accelerator, os.environ)
     infos = describe_ranks(accelerator)
     say(accelerator, f"ranks     {report.describe_world(infos)}")
+    if writes := report.describe_writes(config, infos):
+        say(accelerator, writes)
     tracker = Tracker(config.tracking, main=accelerator.is_main_process)
     with tracker.ending(), watched(config, accelerator, infos) as watch:
+        check_agreement(accelerator, lambda: start_facts(config, os.environ), what="start")
         with together(accelerator, "checking the tracking store"):
             tracker.check()
             check_writable(config.run_dir)
         run = build_run(config, accelerator, tracker)
+        check_agreement(accelerator, lambda: data_facts(run.data), what="data")
         resume = find_resume(config, accelerator)
         changes = [] if resume is None else restore(run, resume)
+        check_agreement(accelerator, lambda: found_facts(run, resume), what="checkpoint")
         say(accelerator, "\n".join((report.describe_plan(run), *(f"changed   {line}" for line in changes))))
         equal = check_run(run)
         if dry_run:
@@ -81,6 +88,13 @@ def check_run(run: Run) -> ReplicaReport:
     return equal
 
 
+def found_facts(run: Run, resume: Resume | None) -> Facts:
+    """Collect what a rank goes on from: the checkpoint as this rank was told, and where it stands in it."""
+    state = None if resume is None else resume.state
+    digest = "" if state is None else " ".join(record.xxh3_128 for record in state.files.values())
+    return resume_facts(None if state is None else state.run_id, run.step, run.plan.locate(run.step).epoch, digest)
+
+
 def check_writable(folder: Path) -> None:
     """Raise ConfigError if the run's folder could not be made or written."""
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -102,6 +116,9 @@ def train(run: Run, resume: Resume | None, equal: ReplicaReport, watch: Watch, c
             restore_random(run, resume)
         else:
             save_checkpoint(run)  # what goes wrong from here on can be resumed, and a full disk shows before the work
+        position = run.plan.locate(run.step)
+        if not run.last_epoch:
+            check_streams(run.accelerator, lambda: first_draws(run.data, run.train_loader, position))
         start = time.perf_counter()
         metrics = fit(run)
         say(run.accelerator, report.describe_result(run, metrics, time.perf_counter() - start))

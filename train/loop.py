@@ -8,12 +8,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 import zoo
+from train.drift import DriftCheck
 from train.errors import Stopped
 from train.evaluate import evaluate
 from train.faults import pulse, stop
 from train.faults.vote import StopVote
 from train.ranks import gather_json, together
-from train.replicas import check_replicas
 from train.resume import save_checkpoint
 from train.run import Run
 from train.step import StepResult, train_step
@@ -34,6 +34,13 @@ def fit(run: Run) -> dict[str, float]:
     first, metrics = run.step, dict[str, float]()
     before: Snapshot | None = zoo.snapshot(run.bare, run.optimizer)
     vote = StopVote(run.accelerator)
+    drift = DriftCheck(
+        run.model,
+        run.accelerator,
+        run.optimizer,
+        every_steps=run.config.watch.drift_every_steps,
+        last_step=run.total_steps,
+    )
     started = time.perf_counter()
     pulse.mark(f"before step {run.step + 1}: waiting for images")
     run.meter.go_on()
@@ -43,8 +50,9 @@ def fit(run: Run) -> dict[str, float]:
             run.meter.add(result)
             bar.update()
             if before is not None and before.steps:  # fp16's scaler may skip the first, and the second
-                check_first_step(run, before)
+                audit_first_step(run, before)
                 before = None
+            drift.after_step(run.step)
             if run.config.log.due(run.step) or run.last_epoch:
                 record(run, result, bar)
             if (epoch := run.epoch_ended) is not None:
@@ -55,7 +63,8 @@ def fit(run: Run) -> dict[str, float]:
                 leave(run)
             pulse.mark(f"after step {run.step}: waiting for images")
             run.meter.go_on()
-    logger.info("steps=%d seconds=%.1f", run.step - first, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    logger.info("steps=%d seconds=%.1f; %s", run.step - first, seconds, drift.describe(seconds))
     return metrics or evaluate(run)
 
 
@@ -79,12 +88,10 @@ def end_epoch(run: Run, epoch: int) -> dict[str, float]:
     return metrics
 
 
-def check_first_step(run: Run, before: Snapshot) -> None:
-    """Prove that the first step reached every trainable parameter, and left every rank with the same ones."""
+def audit_first_step(run: Run, before: Snapshot) -> None:
+    """Prove that the first step reached every trainable parameter."""
     with together(run.accelerator, "audit after the first step"):
         zoo.audit(run.bare, run.optimizer, before=before).raise_for_findings()
-    report = check_replicas(run.model, run.accelerator, when="after the first step", buffers="integral")
-    logger.info("%s", report)
 
 
 def record(run: Run, result: StepResult, bar: "tqdm[NoReturn]") -> None:

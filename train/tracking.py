@@ -90,7 +90,9 @@ class Tracker:
                 mlflow.log_dict(resolved, "config.json")
             else:
                 self._logged = {key: self._last_step(key) for key in run.data.metrics}
-                if FAILURE in run.data.tags:
+                if FAILURE in run.data.tags:  # what ended it before stays to be read, under a number
+                    before = sum(tag.startswith(f"{FAILURE}.") for tag in run.data.tags)
+                    client.set_tag(run_id, f"{FAILURE}.{before + 1}", run.data.tags[FAILURE])
                     client.delete_tag(run_id, FAILURE)
         self.set_tags(tags)
 

@@ -78,7 +78,7 @@ def draw(accelerator: Accelerator, root: str) -> dict[str, str]:
 
     def check(case: str, run: Run = run) -> None:
         heard[case] = said(
-            check_streams, accelerator, lambda: first_draws(run.data, run.train_loader, epoch=0, batch=0)
+            check_streams, accelerator, lambda: first_draws(run.data, run.train_loader, run.plan.locate(0))
         )
 
     check("sound")

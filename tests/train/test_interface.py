@@ -24,7 +24,7 @@ def interfaces(monkeypatch):
 @pytest.mark.usefixtures("interfaces")
 def test_interface_is_the_one_on_the_way_to_the_main_process() -> None:
     environ = dict(SEVERAL)
-    assert choose_interface(environ, on_gpu=False) == "eth7"
+    assert choose_interface(environ) == "eth7"
     assert environ["GLOO_SOCKET_IFNAME"] == "eth7"
     assert find_interface("fe80::2") == "eth7"
 
@@ -32,19 +32,13 @@ def test_interface_is_the_one_on_the_way_to_the_main_process() -> None:
 @pytest.mark.usefixtures("interfaces")
 def test_interface_that_the_user_chose_stays() -> None:
     environ = SEVERAL | {"GLOO_SOCKET_IFNAME": "ib0"}
-    assert choose_interface(environ, on_gpu=False) is None
+    assert choose_interface(environ) is None
     assert environ["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
 @pytest.mark.parametrize("environ", [{}, {"GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}])
 def test_single_machine_is_left_alone(environ) -> None:
-    assert choose_interface(dict(environ), on_gpu=False) is None
-
-
-def test_nccl_is_left_alone() -> None:
-    environ = dict(SEVERAL)
-    assert choose_interface(environ, on_gpu=True) is None
-    assert environ == SEVERAL
+    assert choose_interface(dict(environ)) is None
 
 
 @pytest.mark.usefixtures("interfaces")
