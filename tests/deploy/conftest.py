@@ -7,6 +7,7 @@ import pytest
 from tests.deploy.postgres import Cluster, find_programs, running_cluster
 from tests.deploy.tracking_server import TrackingServer, tracking_server
 from tests.end_to_end.conftest import shell  # noqa: F401  (a fixture)
+from tests.train.conftest import empty_store  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(scope="session")
