@@ -61,6 +61,9 @@ def run_job(config: TrainConfig, accelerator: Accelerator, *, dry_run: bool = Fa
         changes = [] if resume is None else restore(run, resume)
         check_agreement(accelerator, lambda: found_facts(run, resume), what="checkpoint")
         say(accelerator, "\n".join((report.describe_plan(run), *(f"changed   {line}" for line in changes))))
+        if accelerator.num_processes > 1:
+            checkpoint = "" if resume is None else f", checkpoint (step {run.step})"
+            say(accelerator, f"agreed    on all ranks: config, code, package versions, data{checkpoint}")
         equal = check_run(run)
         if dry_run:
             say(accelerator, "dry run   everything is in place; nothing was trained or written")
