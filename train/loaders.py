@@ -5,7 +5,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -19,6 +21,7 @@ from train.errors import DataError
 from train.sampler import Draw, EpochBatches, val_shard
 
 _SET_DEATH_SIGNAL = 1  # Linux's PR_SET_PDEATHSIG
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Batch = tuple[Tensor, Tensor]  # inputs, (B, 3, height, width), and labels, (B,) int64
 
@@ -43,7 +46,9 @@ class Batches:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self.loader:
+        with _signals_held():
+            batches = iter(self.loader)
+        for batch in batches:
             if isinstance(batch, DataError):
                 raise batch
             yield batch
@@ -84,18 +89,37 @@ def build_val_loader(data: Data, evaluate: EvaluateConfig, *, num_workers: int, 
 
 
 def settle_worker(_worker_id: int) -> None:
-    """Make a worker process live exactly as long as its rank.
+    """Make a worker process live exactly as long as its rank wants it.
 
-    A launcher sends SIGTERM, and a terminal Ctrl-C, to the whole group of processes, while the rank still wants batches
+    A launcher sends SIGTERM, and a terminal Ctrl-C, to the whole group of processes, while the rank still needs batches
     for the step that it ends with. And a rank that is killed must leave no worker behind.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
-        rank = multiprocessing.parent_process()
-        if rank is None or os.getppid() != rank.pid:  # it has gone meanwhile
-            os._exit(1)
+    rank = multiprocessing.parent_process()
+    if sys.platform != "linux" or rank is None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        return
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != rank.pid:  # it has gone meanwhile
+        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    threading.Thread(target=_heed, args=(rank.pid,), daemon=True).start()
+
+
+def _heed(rank: int | None) -> None:
+    """Leave at the rank's own signal, which Python sends at its end, and at nobody else's."""
+    while signal.sigwaitinfo(_STOPS).si_pid != rank:
+        pass
+    os._exit(0)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold signals back while workers are started, who inherit that, until each has settled."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Guarded(Dataset[Item]):

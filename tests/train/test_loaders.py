@@ -1,5 +1,9 @@
 import io
+import multiprocessing
+import signal
+import sys
 
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -102,3 +106,43 @@ def test_damaged_image_is_one_line_with_its_path_from_a_worker_too(tmp_path, num
     with pytest.raises(DataError, match=r"\.jpg: the image is damaged") as caught:
         list(build_train_loader(data, loop, num_workers=num_workers, rank=0, world_size=1))
     assert "\n" not in str(caught.value)
+
+
+def load(data, pipe) -> None:
+    """Be a rank: take a batch of each worker, say so, take the rest when asked, and end when asked."""
+    stream = iter(train_loader(data, world_size=1, num_workers=2))
+    next(stream), next(stream)
+    pipe.send("ready")
+    pipe.recv()
+    pipe.send(sum(1 for _ in stream))
+    pipe.recv()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's signal at a parent's death")
+@pytest.mark.parametrize("killed", [False, True])
+def test_workers_outlive_the_signals_that_a_group_gets_but_not_their_rank(data, killed):
+    """A launcher sends SIGTERM, a terminal SIGINT, to all processes; the rank still wants the batches of its step."""
+    context = multiprocessing.get_context("fork")
+    pipe, theirs = context.Pipe()
+    rank = context.Process(target=load, args=(data, theirs))
+    rank.start()
+    try:
+        assert pipe.recv() == "ready"
+        workers = psutil.Process(rank.pid).children(recursive=True)
+        assert len(workers) == 2
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for worker in workers:
+                worker.send_signal(number)
+        pipe.send("go on")
+        assert pipe.recv() == 1437 // 32 - 2
+        assert all(worker.is_running() for worker in workers)
+        if not killed:  # it holds its loader to its very end
+            pipe.send("end")
+            rank.join(timeout=120)
+            assert rank.exitcode == 0
+    finally:
+        rank.kill()
+        rank.join()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
