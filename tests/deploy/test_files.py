@@ -16,7 +16,7 @@ from tests.deploy.compose import read_compose
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
-SCRIPTS = [DEPLOY / "launch", DEPLOY / "slurm.sbatch", ROOT / ".ci" / "run", ROOT / ".ci" / "container"]
+SCRIPTS = [DEPLOY / "launch", DEPLOY / "slurm.sbatch", *(ROOT / ".ci").iterdir()]
 MANIFESTS = [DEPLOY / "trainjob.yaml", DEPLOY / "mlflow" / "kubernetes.yaml"]
 CUSTOM = {"TrainJob"}
 """Kinds that Kubernetes itself does not know; the validator beside the project holds their schemas."""

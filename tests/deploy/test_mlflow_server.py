@@ -1,6 +1,7 @@
 """The server of deploy/mlflow/compose.yaml on a real PostgreSQL: its names, several writers at once, an outage."""
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from tests.deploy.postgres import PASSWORD, Cluster
+from tests.deploy.test_readme import ROOT, lines
 from tests.deploy.tracking_server import TrackingServer
 from tests.train.tiny import tiny_config, write_images
 
@@ -112,6 +114,14 @@ def test_it_answers_to_its_names_alone(server: TrackingServer) -> None:
     }
     assert list(answers.values()) == [200, 200, 200, 200, 403], answers
     assert httpx.get(f"{server.uri}/health", headers={"Host": "10.1.2.3:5000"}, timeout=60).status_code == 200
+
+
+def test_the_readmes_first_training_finds_it(server: TrackingServer, shell: dict[str, str]) -> None:
+    (command,) = lines("accelerate launch")
+    environ = shell | {"MLFLOW_TRACKING_URI": server.uri, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(shlex.split(command), cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "dry run   everything is in place" in done.stdout
 
 
 def test_several_trainings_at_once_share_experiment_and_model(
