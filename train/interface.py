@@ -39,7 +39,8 @@ def choose_interface(environ: MutableMapping[str, str]) -> str | None:
 def find_interface(main: str) -> str:
     """Return the name of the interface from which packets to the main process leave.
 
-    On the main process's own machine a name for it may mean the loopback; then it is the one interface to others.
+    On the main process's own machine a name for it may mean the loopback; then it is the one interface to others. An
+    address of the loopback, or `localhost`, means that all launchers are on one machine.
 
     Args:
         main: The main process's address, or a name for it.
@@ -54,6 +55,8 @@ def find_interface(main: str) -> str:
     }
     if not ipaddress.ip_address(own).is_loopback:
         return next(name for name, addresses in interfaces.items() if own in addresses)
+    if main in (own, "localhost"):
+        return next(name for name, addresses in interfaces.items() if addresses & {"127.0.0.1", "::1"})
     others = [name for name, addresses in interfaces.items() if any(map(_reaches_others, addresses))]
     if len(others) != 1:
         raise WorldSizeError(

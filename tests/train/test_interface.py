@@ -16,8 +16,8 @@ def interfaces(monkeypatch):
         "train.interface.psutil.net_if_addrs",
         lambda: {name: [SimpleNamespace(address=text) for text in texts] for name, texts in found.items()},
     )
-    own = {"10.213.7.1": "10.213.7.2", "fe80::2": "fe80::1", "node1": "127.0.1.1"}
-    monkeypatch.setattr("train.interface._own_address", own.get)
+    own = {"10.213.7.1": "10.213.7.2", "fe80::2": "fe80::1", "node1": "127.0.1.1", "localhost": "127.0.0.1"}
+    monkeypatch.setattr("train.interface._own_address", lambda main: own.get(main, main))
     return found
 
 
@@ -44,6 +44,12 @@ def test_single_machine_is_left_alone(environ) -> None:
 @pytest.mark.usefixtures("interfaces")
 def test_main_machine_whose_name_is_its_loopback_takes_its_one_interface_to_others() -> None:
     assert find_interface("node1") == "eth7"
+
+
+@pytest.mark.parametrize("main", ["localhost", "127.0.0.1", "127.0.1.1"])
+def test_launchers_that_share_a_machine_speak_over_its_loopback(interfaces, main) -> None:
+    interfaces["ib0"] = ["10.0.0.1"]
+    assert find_interface(main) == "lo"
 
 
 @pytest.mark.parametrize(
