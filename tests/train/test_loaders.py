@@ -127,6 +127,7 @@ def test_workers_outlive_the_signals_that_a_group_gets_but_not_their_rank(data, 
     pipe, theirs = context.Pipe()
     rank = context.Process(target=load, args=(data, theirs))
     rank.start()
+    theirs.close()  # so that a rank that dies is an end of file here
     try:
         assert pipe.recv() == "ready"
         workers = psutil.Process(rank.pid).children(recursive=True)
