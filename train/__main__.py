@@ -17,6 +17,7 @@ from train.interface import choose_interface
 from train.job import run_job
 from train.load import parse_command_line
 from train.log import rank_of_environment, set_up_logging
+from train.meeting import meeting
 from train.ranks import check_devices
 
 _PATIENCE_S = 10.0
@@ -34,9 +35,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     try:
-        invocation = parse_command_line(argv)
-        check_devices(os.environ)
-        choose_interface(os.environ)
+        with meeting(os.environ) as patience:
+            invocation = parse_command_line(argv)
+            patience.timeout_s = invocation.config.watch.timeout_s
+            check_devices(os.environ)
+            choose_interface(os.environ)
         accelerator = build_accelerator(invocation.config.loop, timeout_s=invocation.config.watch.timeout_s)
         run_job(invocation.config, accelerator, dry_run=invocation.dry_run)
     except Exception as error:
