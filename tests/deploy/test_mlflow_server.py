@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.deploy.postgres import PASSWORD, Cluster
-from tests.deploy.test_readme import ROOT, lines
+from tests.deploy.test_readme import lines
 from tests.deploy.tracking_server import TrackingServer
 from tests.train.tiny import tiny_config, write_images
 
@@ -116,10 +116,10 @@ def test_it_answers_to_its_names_alone(server: TrackingServer) -> None:
     assert httpx.get(f"{server.uri}/health", headers={"Host": "10.1.2.3:5000"}, timeout=60).status_code == 200
 
 
-def test_the_readmes_first_training_finds_it(server: TrackingServer, shell: dict[str, str]) -> None:
-    (command,) = lines("accelerate launch")
+def test_the_readmes_first_training_finds_it(server: TrackingServer, tmp_path: Path, shell: dict[str, str]) -> None:
+    (command,) = lines("python -m train")
     environ = shell | {"MLFLOW_TRACKING_URI": server.uri, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(shlex.split(command), cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(shlex.split(command), cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "dry run   everything is in place" in done.stdout
 
