@@ -12,10 +12,19 @@ from train import job, loop
 from train.build import build_accelerator
 from train.checkpoint import find_newest
 from train.data import Data
-from train.errors import CheckpointError, ConfigError, DataError, PublishError, ReplicaMismatch, TrackingError
+from train.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    PublishError,
+    ReplicaMismatch,
+    Stopped,
+    TrackingError,
+)
+from train.faults import stop
 from train.job import check_writable, run_job
 from train.step import train_step
-from train.tracking import Stopped, Tracker
+from train.tracking import Tracker
 from zoo.bundle import load_bundle
 
 # MLflow's own, not ours to mend
@@ -78,7 +87,7 @@ def test_finished_run_that_was_not_published_is_published_by_resuming(tracked, h
     (run,) = runs_of(here)
     assert (run.info.status, run.data.tags["failure"]) == (
         "FAILED",
-        "PublishError: tiny: the registry refused (no room)",
+        "tiny: the registry refused (no room)",
     )
     assert (here / "runs" / "tiny" / run.info.run_id / "bundle" / "card.json").is_file()
     go(tracked_again(here, resume="auto"))
@@ -86,6 +95,7 @@ def test_finished_run_that_was_not_published_is_published_by_resuming(tracked, h
     (run,) = runs_of(here)
     assert run.info.status == "FINISHED"
     assert "failure" not in run.data.tags
+    assert run.data.tags["failure.1"] == "tiny: the registry refused (no room)"
 
 
 @pytest.mark.slow
@@ -109,23 +119,29 @@ def test_run_that_fails_is_failed_in_mlflow(tracked, here, monkeypatch):
     assert (run.info.status, run.data.tags["failure"]) == ("FAILED", "RuntimeError: planned")
 
 
-def test_sigterm_in_training_is_killed_in_mlflow_and_its_checkpoint_names_the_run(tracked, here, monkeypatch):
-    def stop(_signal, _frame):
-        raise Stopped
-
-    signal.signal(signal.SIGTERM, stop)
-
+def test_sigterm_in_training_saves_after_the_step_and_a_resumed_run_goes_on_from_there(tracked, here, capsys):
     def stepping(run, batches):
         if run.step == 8:
             os.kill(os.getpid(), signal.SIGTERM)
         return train_step(run, batches)
 
-    monkeypatch.setattr(loop, "train_step", stepping)
-    with pytest.raises(Stopped):
-        go(tracked())
+    with (
+        swapped(loop, "train_step", stepping),
+        stop.listening(),
+        pytest.raises(Stopped, match="SIGTERM after step 9 of 12"),
+    ):
+        go(tracked(publish__enabled=False))
     (run,) = runs_of(here)
-    assert run.info.status == "KILLED"
-    assert find_newest(here / "runs" / "tiny").parts[-3:] == (run.info.run_id, "checkpoints", "step-00000006")
+    assert (run.info.status, run.data.tags["failure"]) == ("KILLED", "SIGTERM after step 9 of 12")
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stopped: ")]
+    newest = find_newest(here / "runs" / "tiny")
+    assert newest.parts[-3:] == (run.info.run_id, "checkpoints", "step-00000009")
+    assert said == (
+        f"stopped: SIGTERM after step 9 of 12; the last good checkpoint is {newest}; --resume auto goes on from there"
+    )
+    go(tracked_again(here, resume="auto", publish__enabled=False))
+    (run,) = runs_of(here)
+    assert (run.info.status, run.data.tags["failure.1"]) == ("FINISHED", "SIGTERM after step 9 of 12")
 
 
 def test_dry_run_checks_everything_and_writes_nothing(tiny, here, capsys):

@@ -1,21 +1,18 @@
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import mlflow
 import pytest
 import torch
 from torch import nn
 
-from tests.train.tiny import build_tiny, swapped, tiny_config
-from train import loop
+from tests.train.tiny import build_tiny, tiny_config
+from train import loop, meter
 from train import step as step_module
-from train.build import build_accelerator
 from train.errors import NonFiniteLoss, ReplicaMismatch
-from train.job import run_job
-from train.loop import Meter, fit, format_metrics, record
+from train.loop import fit, format_metrics, record
+from train.meter import Meter
 from train.run import Run
-from train.step import StepResult, train_step
+from train.step import StepResult
 from zoo.errors import AuditError
 
 # MLflow's own, not ours to mend
@@ -30,6 +27,9 @@ class Notebook:
 
     def log_metrics(self, metrics: dict[str, float], *, step: int) -> None:
         self.told.append((step, dict(metrics)))
+
+    def pending(self) -> list[tuple[dict[str, float], int]]:
+        return []
 
     def steps(self, key: str) -> list[int]:
         return [step for step, metrics in self.told if key in metrics]
@@ -69,15 +69,14 @@ def test_every_step_is_in_a_record_also_the_last_ones(tiny, every, steps):
 
 
 def test_record_is_the_mean_since_the_last(tiny, monkeypatch):
-    run, notebook = build(tiny(), step=4)
+    run, notebook = build(tiny(), step=4, meter=Meter(mark=0.0))
     clock = iter([0.0, 2.0, 10.0, 12.0, 20.0, 22.0])
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    meter = Meter(mark=0.0)
+    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     for loss in (1.0, 2.0, 6.0):  # a step takes 2 s, what lies between the steps 8 s
-        meter.go_on()
-        meter.add(StepResult(torch.tensor(loss), lr=0.5, images=8))
+        run.meter.go_on()
+        run.meter.add(StepResult(torch.tensor(loss), lr=0.5, images=8))
     monkeypatch.undo()
-    record(run, meter, StepResult(torch.tensor(6.0), lr=0.5, images=8), loop.progress_bar(run))
+    record(run, StepResult(torch.tensor(6.0), lr=0.5, images=8), loop.progress_bar(run))
     assert notebook.told == [(4, {"train/loss": 3.0, "train/lr": 0.5, "perf/images_per_s": 4.0})]
 
 
@@ -100,8 +99,8 @@ def test_first_step_that_fp16s_scaler_skips_is_not_audited_but_the_next_is(tiny,
     run.bare.head.weight.register_hook(lambda gradient: gradient * (float("inf") if run.step < 2 else 1.0))
     step, audited = run.optimizer.optimizer.step, []
     monkeypatch.setattr(run.optimizer.optimizer, "step", lambda *_: step() if run.step >= 2 else None)
-    real = loop.check_first_step
-    monkeypatch.setattr(loop, "check_first_step", lambda run, before: (audited.append(run.step), real(run, before)))
+    real = loop.audit_first_step
+    monkeypatch.setattr(loop, "audit_first_step", lambda run, before: (audited.append(run.step), real(run, before)))
     fit(run)
     assert audited == [3]
 
@@ -138,34 +137,5 @@ def test_ranks_that_drift_apart_in_the_first_step_are_found(run_ranks, tiny, her
     tiny()
     for outcome in run_ranks(drifting, root=str(here / "images")):
         assert outcome.error == ReplicaMismatch.__name__, outcome.traceback
-        assert "after the first step" in outcome.message
+        assert "after step 1" in outcome.message
         assert "rank 1" in outcome.message
-
-
-def crash(accelerator, root: str) -> None:
-    """Run the whole job; rank 1 alone fails, in its fourth step."""
-
-    def failing(run: Run, batches):
-        if run.step == 3 and accelerator.process_index == 1:
-            raise RuntimeError("planned")
-        return train_step(run, batches)
-
-    config = tiny_config(root, schedule__epochs=4)
-    with swapped(loop, "train_step", failing):
-        run_job(config, build_accelerator(config.loop))
-
-
-@pytest.mark.slow
-def test_rank_that_fails_alone_leaves_nobody_waiting_and_the_run_failed(run_ranks, tracked, here):
-    tracked()
-    first, second = run_ranks(crash, root=str(here / "images"), timeout_s=120)
-    assert (second.error, second.message) == ("RuntimeError", "planned")
-    assert first.error, "rank 0 must not go on alone"
-    (run,) = runs_of(here)
-    assert run.info.status == "FAILED"
-    assert run.data.tags["failure"].startswith(f"{first.error}: ")
-
-
-def runs_of(folder: Path) -> list[mlflow.entities.Run]:
-    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    return client.search_runs([client.get_experiment_by_name("attention-zoo").experiment_id])

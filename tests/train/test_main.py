@@ -9,8 +9,8 @@ import pytest
 
 from tests.train.tiny import BACKBONE, write_images
 from train import __main__ as command
-from train.errors import NonFiniteLoss
-from train.tracking import Stopped
+from train.errors import NonFiniteLoss, RunEnded, Stopped
+from train.faults.cause import TOLD
 
 # MLflow's own, not ours to mend
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -121,6 +121,11 @@ def test_real_process_says_a_mistake_in_one_line_and_no_library_adds_to_it(image
         assert everything(images) == before
 
 
+def told(error: BaseException) -> BaseException:
+    error.add_note(TOLD)
+    return error
+
+
 def raising(error: BaseException):
     def run_job(*_args, **_kwargs):
         raise error
@@ -132,8 +137,10 @@ def raising(error: BaseException):
     ("error", "status", "said"),
     [
         (NonFiniteLoss("step 3: the loss is nan"), 3, "error: step 3: the loss is nan\n"),
-        (KeyboardInterrupt(), 1, ""),
         (Stopped(), 1, ""),
+        (told(NonFiniteLoss("step 3: the loss is nan")), 3, ""),
+        (told(RunEnded("rank 1: no such folder", status=2)), 2, ""),
+        (told(Stopped("SIGTERM after step 7 of 9")), 1, ""),
     ],
 )
 @pytest.mark.usefixtures("images")

@@ -12,8 +12,10 @@ from mlflow.exceptions import MlflowException
 from pydantic import BaseModel, JsonValue
 
 from train.config import TrackingConfig, TrainConfig
-from train.errors import TrackingError
-from train.tracking import Stopped, Tracker, flatten
+from train.errors import RunEnded, Stopped, TrackingError
+from train.faults.cause import TOLD
+from train.faults.marking import mark_ended
+from train.tracking import Tracker, flatten
 
 # MLflow's own, not ours to mend
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -94,11 +96,27 @@ def test_exception_ends_the_run_as_failed_with_its_reason(tracker):
     assert run_of(tracker).data.tags["failure"] == "RuntimeError: lost"
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, Stopped])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped(), RunEnded("SIGTERM on rank 1", killed=True)])
 def test_signal_ends_the_run_as_killed(tracker, stop):
-    with pytest.raises(stop), tracker.ending():
+    with pytest.raises(type(stop)), tracker.ending():
         raise stop
     assert run_of(tracker).info.status == "KILLED"
+
+
+def test_what_another_rank_did_ends_the_run_as_failed(tracker):
+    with pytest.raises(RunEnded), tracker.ending():
+        raise RunEnded("rank 1: boom", status=2)
+    assert run_of(tracker).info.status == "FAILED"
+
+
+def test_reason_that_was_told_and_tagged_is_kept(tracker):
+    assert mark_ended(mlflow.get_tracking_uri(), tracker.run_id, "FAILED", "rank 1 is gone")
+    error = RuntimeError("Connection closed by peer")
+    error.add_note(TOLD)
+    with pytest.raises(RuntimeError), tracker.ending():
+        raise error
+    assert run_of(tracker).info.status == "FAILED"
+    assert run_of(tracker).data.tags["failure"] == "rank 1 is gone"
 
 
 def test_sigterm_while_a_failure_is_recorded_does_not_leave_the_run_unended(tracker, monkeypatch):
@@ -163,22 +181,36 @@ def test_metrics_that_never_arrive_are_an_error_at_the_end(tracker, monkeypatch)
         pass
 
 
-def test_resumed_run_goes_on_with_each_step_once_and_without_the_old_failure(tracker, config):
+def test_resumed_run_goes_on_with_each_step_once_and_with_the_old_failure_under_a_number(tracker, config):
     for step in (1, 2, 3):
         tracker.log_metrics({"train/loss": float(step)}, step=step)
     with pytest.raises(RuntimeError), tracker.ending():
         raise RuntimeError("lost")
-    resumed = Tracker(config)
-    resumed.check()
-    resumed.start(Settings(), run_id=tracker.run_id, tags={})
+    resumed = start_again(config, tracker.run_id)
     with resumed.ending():
         for step in (2, 3, 4):
             resumed.log_metrics({"train/loss": float(step), "new": 0.0}, step=step)
     assert history(tracker, "train/loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
     assert history(tracker, "new") == [(2, 0.0), (3, 0.0), (4, 0.0)]
     assert run_of(tracker).info.status == "FINISHED"
-    assert "failure" not in run_of(tracker).data.tags
+    assert failures(tracker) == {"failure.1": "RuntimeError: lost"}
+    again = start_again(config, tracker.run_id)
+    with pytest.raises(ValueError, match="again"), again.ending():
+        raise ValueError("again")
+    start_again(config, tracker.run_id)
+    assert failures(tracker) == {"failure.1": "RuntimeError: lost", "failure.2": "ValueError: again"}
     assert len(all_runs()) == 1
+
+
+def start_again(config: TrackingConfig, run_id: str) -> Tracker:
+    tracker = Tracker(config)
+    tracker.check()
+    tracker.start(Settings(), run_id=run_id, tags={})
+    return tracker
+
+
+def failures(tracker: Tracker) -> dict[str, str]:
+    return {key: value for key, value in run_of(tracker).data.tags.items() if key.startswith("failure")}
 
 
 def test_run_that_does_not_exist_cannot_go_on(config):
