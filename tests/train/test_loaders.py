@@ -110,7 +110,8 @@ def test_damaged_image_is_one_line_with_its_path_from_a_worker_too(tmp_path, num
 
 def load(data, pipe) -> None:
     """Be a rank: take a batch of each worker, say so, take the rest when asked, and end when asked."""
-    stream = iter(train_loader(data, world_size=1, num_workers=2))
+    batches = train_loader(data, world_size=1, num_workers=2)
+    stream = iter(batches)
     next(stream), next(stream)
     pipe.send("ready")
     pipe.recv()
