@@ -7,6 +7,7 @@ of the others. What a killed process leaves is hidden, and cleared before the ne
 
 import json
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -170,8 +171,12 @@ def clear_litter(run_folder: Path) -> None:
 
 
 def _by_age(paths: list[Path]) -> list[Path]:
-    """Return checkpoints from the oldest to the newest, by when they were written."""
-    return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
+    """Return checkpoints from the oldest to the newest, by when they were written, without those that have gone."""
+    ages = []
+    for path in paths:
+        with suppress(FileNotFoundError):  # another run of the name has removed its oldest
+            ages.append((path.stat().st_mtime_ns, path.name, path))
+    return [path for *_, path in sorted(ages)]
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:

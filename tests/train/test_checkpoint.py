@@ -178,6 +178,14 @@ def test_newest_whole_checkpoint_is_found_and_the_others_are_named(run, caplog):
     assert find_newest(folder / "none") is None
 
 
+def test_checkpoint_that_another_run_removes_meanwhile_is_no_error(run, monkeypatch):
+    save_checkpoint(run)
+    gone = run.config.run_dir / "another" / "checkpoints" / "step-00000001"
+    real = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [*real(self, pattern), gone])
+    assert find_newest(run.config.run_dir) == run.checkpoints / "step-00000002"
+
+
 def test_newest_is_by_time_over_runs_not_by_name(run):
     save_checkpoint(run)
     other = run.config.run_dir / "another" / "checkpoints" / "step-00000001"

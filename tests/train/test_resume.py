@@ -53,6 +53,15 @@ def test_run_resumed_in_the_middle_or_at_the_end_of_an_epoch_ends_bit_for_bit_th
     assert same(weights(go(resumed(config, path), 12)), straight)
 
 
+@pytest.mark.slow
+def test_run_with_data_workers_resumes_in_the_middle_of_an_epoch_bit_for_bit(tiny):
+    """What they have drawn ahead of the stop is drawn again; and they change nothing."""
+    straight = weights(go(build_tiny(tiny(**DROPOUT)), 12))
+    config = tiny(**DROPOUT, data__num_workers=2)
+    path = saved(go(build_tiny(config), 8))
+    assert same(weights(go(resumed(config, path), 12)), straight)
+
+
 PLUGIN = "import zoo\nfrom zoo.projections import SeparateProjection\n\n"
 PLUGIN += "@zoo.register_attention('mine')\nclass Mine(SeparateProjection):\n    pass\n"
 
