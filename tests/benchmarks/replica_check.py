@@ -3,9 +3,10 @@
     accelerate launch --config_file accelerate_config.yaml tests/benchmarks/replica_check.py [--rounds 20]
 
 For each model, on every rank at once, the median milliseconds of: `sum`, a plain read of all bytes of its parameters
-and buffers by torch; `read`, one hash over all of them, nothing else; `start`, the check before the wrap; `drift`, the
-check in a training, optimizer state included; `step`, forward, backward, all-reduce and AdamW. Then the medians of the
-ratios of one round: start over read, and the share of a training that checks at the default interval.
+and buffers by torch; `read`, one hash over all of them, nothing else; `gather`, one collective of 17 bytes, which no
+check can be without; `start`, the check before the wrap; `drift`, the check in a training, optimizer state included;
+`step`, forward, backward, all-reduce and AdamW. Then the medians of the ratios of one round: start over read, and the
+share of a training that checks at the default interval.
 """
 
 import argparse
@@ -30,7 +31,7 @@ MODELS: tuple[tuple[str, dict[str, int], int, int, int], ...] = (
     ("vit_small_patch16_224", {"num_classes": 1000}, 224, 4, 5),
     ("vit_base_patch16_224", {"num_classes": 1000}, 224, 2, 5),
 )
-COLUMNS = ("sum", "read", "start", "drift", "step")
+COLUMNS = ("sum", "read", "gather", "start", "drift", "step")
 
 
 def clock(work: Callable[[], object]) -> float:
@@ -51,6 +52,8 @@ def measure(
     labels = torch.zeros(batch, dtype=torch.long, device=accelerator.device)
     tensors = [tensor.detach() for tensor in (*bare.parameters(), *bare.buffers())]
 
+    row = torch.zeros(1, 17, dtype=torch.uint8, device=accelerator.device)
+
     def read() -> None:
         hasher = xxhash.xxh3_128()
         for tensor in tensors:
@@ -66,6 +69,7 @@ def measure(
     works: dict[str, Callable[[], object]] = {
         "sum": lambda: [tensor.sum().item() for tensor in tensors],
         "read": read,
+        "gather": lambda: accelerator.gather(row),
         "start": lambda: check_replicas(bare, accelerator),
         "drift": lambda: check_replicas(model, accelerator, buffers="drift", optimizer=optimizer),
         "step": step,
@@ -78,9 +82,9 @@ def measure(
             accelerator.wait_for_everyone()  # a check waits for the slower rank, which is no part of its cost
             times[-1].append(clock(works[column]))
     medians = [median(column) for column in zip(*times, strict=True)]
-    over = median(start / read for _, read, start, _, _ in times)
+    over = median(start / read for _, read, _, start, _, _ in times)
     interval = WatchConfig().drift_every_steps
-    share = median(drift / (interval * step + drift) for _, _, _, drift, step in times)
+    share = median(drift / (interval * step + drift) for *_, drift, step in times)
     shown = " ".join(f"{value:9.2f}" for value in medians)
     return f"{name:22} {report.tensors:7} {report.bytes / 1e6:7.1f} {shown} {over:10.2f} {share:9.3%}"
 
