@@ -63,8 +63,9 @@ print(*(r for r in e['train'] + e['postgres'] if not r.startswith('attention-zoo
     && install -d -o 10001 -g 10001 /work
 COPY accelerate_config.yaml deploy/launch ./
 COPY --from=packages /packages/train /opt/venv
-# USER: MLflow and torch ask for a name, which a user given by --user has not.
-ENV USER=zoo
+# USER: MLflow and torch ask for a name, which a user given by --user has not. There is no git, nor need of one.
+ENV USER=zoo \
+    GIT_PYTHON_REFRESH=quiet
 WORKDIR /work
 USER 10001:10001
 STOPSIGNAL SIGTERM
