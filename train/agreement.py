@@ -13,7 +13,7 @@ import torch
 import xxhash
 from accelerate import Accelerator
 
-from train.digests import made_alike
+from train.digests import made_alike, raise_alike
 from train.disagreements import describe_disagreement, describe_shared, is_told_only
 from train.errors import RanksDisagree
 from train.ranks import JsonValue, gather_json, together
@@ -55,8 +55,7 @@ def check_agreement(accelerator: Accelerator, collect: Callable[[], Facts], *, w
     hosts = [str(rank["host"]) for rank in cast("list[dict[str, str]]", gathered)]
     message = describe_disagreement(ranks, hosts, what=what)
     if not is_told_only(ranks):
-        with together(accelerator, f"agreement on {what}"):  # marks it as every rank's
-            raise RanksDisagree(message)
+        raise_alike(RanksDisagree(message), accelerator, f"agreement on {what}")
     if accelerator.is_main_process:
         logger.warning("%s", message)
 
@@ -84,10 +83,8 @@ def check_streams(accelerator: Accelerator, collect: Callable[[], Streams] = dic
     ranks = cast("list[dict[str, list[int | str]]]", gather_json(mine, accelerator))
     lines = [line for name in mine if (line := describe_shared(name, [rank.get(name, []) for rank in ranks]))]
     if lines:
-        with together(accelerator, f"random streams, {what}"):
-            raise RanksDisagree(
-                "\n  ".join([f"random streams, {what}: ranks are alike where they must differ", *lines])
-            )
+        first = f"random streams, {what}: ranks are alike where they must differ"
+        raise_alike(RanksDisagree("\n  ".join([first, *lines])), accelerator, f"random streams, {what}")
 
 
 def _hash_random_state(device: torch.device) -> str:

@@ -1,6 +1,10 @@
-"""Whether all ranks have made the same digest: one small collective, which no rank skips, failed or not."""
+"""Whether all ranks have made the same digest: one small collective, which no rank skips, failed or not.
+
+And the one error of all ranks where they have not.
+"""
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 import xxhash
@@ -37,3 +41,19 @@ def made_alike(make: Callable[[], bytes], accelerator: Accelerator, what: str) -
             if failure is not None:
                 raise failure
     return bool((rows == rows[:1]).all())
+
+
+def raise_alike(error: Exception, accelerator: Accelerator, what: str) -> NoReturn:
+    """Raise an error that every rank has found alike, marked as such: none has to say that it was the first.
+
+    Args:
+        error: The same kind and message on every rank.
+        accelerator: The world; every rank calls it.
+        what: The check in a few words.
+    """
+    try:
+        with together(accelerator, what):
+            raise error
+    except type(error) as shared:
+        raise shared from None  # it says all that its cause does
+    raise AssertionError("together lets no error through")

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from train.causes import find_causes, find_managed
 from train.differences import measure
-from train.digests import made_alike
+from train.digests import made_alike, raise_alike
 from train.errors import ReplicaMismatch
 from train.inventory import Buffers, Item, digest_items, list_items, tabulate
 from train.mismatches import Row, Table, choose_named, describe_mismatch, find_differing
@@ -97,13 +97,13 @@ def check_replicas(
         check_world(accelerator, os.environ)
         make()
     elif not made_alike(make, accelerator, what):
-        _raise_alike(explain(model, items, accelerator, when=when), accelerator, what)
+        raise_alike(ReplicaMismatch(explain(model, items, accelerator, when=when)), accelerator, what)
     elif statistics := [item for item in items if item.kind == "running statistic"]:
         share_statistics([cast(Tensor, item.tensor) for item in statistics])
         plain = [Item(item.name, "persistent buffer", item.tensor) for item in statistics]
         if not made_alike(lambda: digest_items(plain), accelerator, what):
             message = explain(model, plain, accelerator, when=f"{when}, after the broadcast")
-            _raise_alike(message, accelerator, what)
+            raise_alike(ReplicaMismatch(message), accelerator, what)
     return ReplicaReport(
         when=when,
         world_size=accelerator.num_processes,
@@ -138,11 +138,6 @@ def share_statistics(statistics: list[Tensor]) -> None:
         with torch.no_grad():
             for tensor, values in zip(alike, torch.split(flat, [tensor.numel() for tensor in alike]), strict=True):
                 tensor.copy_(values.view_as(tensor))
-
-
-def _raise_alike(message: str, accelerator: Accelerator, what: str) -> None:
-    with together(accelerator, what):  # marks it as every rank's: none has to say that it was the first
-        raise ReplicaMismatch(message)
 
 
 def _only_bytes_differ(name: str, tables: list[Table]) -> bool:

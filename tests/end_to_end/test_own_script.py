@@ -43,7 +43,7 @@ def test_seed_of_each_ranks_own_before_the_build_stops_every_rank(run_script) ->
     done = run_script("seed")
     assert done.returncode != 0
     message = "train.errors.ReplicaMismatch: replica check before wrap: rank 1 of 2 differs from rank 0, 4 of 9 tensors"
-    assert message in done.stdout
+    assert 1 <= done.stdout.count(message) <= 2  # once for each rank that could still tell
     assert "trained" not in done.stdout
     assert "  0.weight: bytes differ: " in done.stdout
     assert "a seed of each rank's own belongs after the build" in done.stdout

@@ -1,8 +1,12 @@
+import traceback
+
 import pytest
 import xxhash
 from accelerate import Accelerator
 
-from train.digests import made_alike
+from train.digests import made_alike, raise_alike
+from train.errors import ReplicaMismatch
+from train.ranks import is_shared
 
 
 def compare(accelerator: Accelerator) -> list[object]:
@@ -21,6 +25,12 @@ def compare(accelerator: Accelerator) -> list[object]:
         except ZeroDivisionError as error:
             heard.append(str(error))
     heard.append(made_alike(lambda: xxhash.xxh3_128_digest(b"b"), accelerator, "test"))
+    message = " ".join(["they", "differ"])  # nowhere in the source, which a traceback quotes
+    try:
+        raise_alike(ReplicaMismatch(message), accelerator, "test")
+    except ReplicaMismatch as error:
+        told = "".join(traceback.format_exception(error))
+        heard += [str(error), is_shared(error), told.count(message)]
     return heard
 
 
@@ -31,3 +41,4 @@ def test_all_ranks_get_the_same_answer_and_the_error_of_any(run_ranks) -> None:
     assert first.value[:2] == second.value[:2] == [True, False]
     assert first.value[2] == second.value[2] == "planted (rank 1 of 2, test)"
     assert first.value[3] is second.value[3] is True
+    assert first.value[4:] == second.value[4:] == ["they differ", True, 1]
