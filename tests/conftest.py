@@ -3,16 +3,17 @@
 import inspect
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests import rank_worker, warm
 
 ROOT = Path(__file__).parent.parent
 torch.set_num_threads(1)  # the tensors of most tests are small: more threads only wait for one another
@@ -57,7 +58,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
         finally:
             for process in processes:
                 process.kill()
-                process.wait()
+                process.join()
         texts = [folder / f"outcome{rank}.json" for rank in range(world_size)]
         if not all(text.exists() for text in texts):
             pytest.fail(f"{function.__name__}: a rank left no outcome{_printed(folder)}")
@@ -66,11 +67,11 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     return run
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> bool:
+def _wait(processes: list[ForkServerProcess], timeout_s: float) -> bool:
     """Wait until all ranks have ended or one has died, for which the others might wait for ever; False on timeout."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        statuses = [process.poll() for process in processes]
+        statuses = [process.exitcode for process in processes]
         if None not in statuses or any(statuses):
             return True
         time.sleep(0.05)
@@ -79,7 +80,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> bool:
 
 def _start(
     function: Callable[..., Any], rank: int, world_size: int, folder: Path, arguments: dict[str, Any]
-) -> subprocess.Popen[bytes]:
+) -> ForkServerProcess:
     job = {
         "file": inspect.getfile(function),
         "function": function.__name__,
@@ -95,16 +96,9 @@ def _start(
         **({name: str(value) for name, value in ranks.items()} if world_size > 1 else {}),
         "MASTER_ADDR": "127.0.0.1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(ROOT),  # of what a rank starts itself
     }
-    with (folder / f"rank{rank}.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "rank_worker.py"), json.dumps(job)],
-            env=environ,
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    return warm.start(rank_worker.main, job, environ=environ, log=folder / f"rank{rank}.log")
 
 
 def _printed(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """A training that is killed again and again, resumed each time, and held against one that was never stopped."""
 
 import json
-import multiprocessing
+import os
 import shutil
 import signal
 import socket
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import mlflow
 
+from tests import warm
 from tests.end_to_end.killed_rank import Job, KillPoint, train_rank
 from tests.train.tiny import tiny_config
 from train.checkpoint import MODEL, OPTIMIZER, RNG, find_newest
 
-PRELOADED = ["tests.end_to_end.killed_rank", "mlflow.store.tracking.sqlalchemy_store", "mlflow.tracking.client"]
 _MOMENT_S = 0.3  # between the death of one rank and that of the others
 _DEADLINE_S = 240.0
 
@@ -47,13 +47,12 @@ class Chain:
         Raises:
             AssertionError: If a rank ended otherwise; with what it printed.
         """
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         arguments = ("recipe.yaml", "--resume", "auto")
         given = (self.world_size, free_port(), self.folder, arguments, point, self.fault)
-        ranks = [context.Process(target=train_rank, args=(Job(rank, *given),)) for rank in range(self.world_size)]
-        for process in ranks:
-            process.start()
+        ranks = [
+            warm.start(train_rank, Job(rank, *given), environ=os.environ, log=self.folder / f"rank{rank}.log")
+            for rank in range(self.world_size)
+        ]
         try:
             self._wait(ranks, point)
         finally:

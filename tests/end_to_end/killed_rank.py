@@ -9,13 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
 from typing import Any, Literal
 
 import accelerate
 import mlflow
-import torch
-from tqdm import tqdm
 
 from train import build, checkpoint, evaluate, job, loop
 from train.__main__ import main
@@ -63,7 +60,7 @@ def draw_kill_point(draws: random.Random, world_size: int) -> KillPoint:
 class Job:
     """One rank's `python -m train ARGUMENTS`, as a launcher starts it in `folder`, and what is done to it.
 
-    It prints to FOLDER/rank0.log and notes what it has seen of each step in FOLDER/steps0.jsonl.
+    It notes what it has seen of each step in FOLDER/steps0.jsonl.
     """
 
     rank: int
@@ -86,11 +83,6 @@ FAULTS: dict[str, tuple[Any, str]] = {
 def train_rank(task: Job) -> None:
     """Run one rank; never returns."""
     os.chdir(task.folder)
-    log = os.open(f"rank{task.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    torch.set_num_threads(1)
-    tqdm.set_lock(RLock())  # else a semaphore outlives the process that is killed
     if task.world_size > 1:
         numbers = {"RANK": task.rank, "WORLD_SIZE": task.world_size, "MASTER_PORT": task.port}
         numbers |= {"LOCAL_RANK": task.rank, "LOCAL_WORLD_SIZE": task.world_size}
@@ -118,7 +110,7 @@ def note_steps(file: int) -> None:
             yield batch
 
     def stepping(run: Any, batches: Any) -> Any:
-        step, images = run.step, drawn[:]
+        step, images = run.step, drawn[-len(batches) :]  # what was drawn before is a look at the first batch
         drawn.clear()
         result = take(run, batches)
         os.write(file, (json.dumps({"step": step, "images": images, "lr": result.lr}) + "\n").encode())

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import zoo
-from tests.train.test_resume import Recorder, train_once
+from tests.train.test_resume_on_ranks import Recorder, train_once
 from tests.train.tiny import tiny_config
 from train.build import build_model
 from train.checkpoint import MODEL, OPTIMIZER, find_newest
