@@ -180,7 +180,11 @@ def _unaveraged(pattern: Pattern) -> str:
     parted = [name for name in pattern.parted if name not in unmanaged]
     if not parted or len(parted) <= _MOST * len(managed) or len(set(pattern.steps)) > 1:
         return ""
+    if any(pattern.steps) and not pattern.states:  # gradients of one's own would have left their mark there
+        return ""
     alone = "" if any(pattern.steps) else ", or a rank took another number of steps (give optimizer= to tell)"
+    if pattern.unmanaged is None:  # no wrapper to be seen: it may stand right before the wrap
+        alone += ", or the ranks were built or loaded from different weights"
     return (
         f"{len(parted)} of {len(managed)} trainable parameters, or their optimizer states, differ: no gradient "
         "was averaged, because the inner module was called instead of the wrapped one (model.module, "

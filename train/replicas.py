@@ -75,7 +75,8 @@ def check_replicas(
         buffers: "all". "drift", once steps were taken: running statistics, which each rank gathers from its own
             images, are first given rank 0's, in place, as DDP's next forward does; all others are compared as they are.
             "integral" leaves out floating-point ones; "none" compares parameters alone.
-        optimizer: The optimizer, bare or prepared, whose states and settings are to be compared too.
+        optimizer: The optimizer, bare or prepared, whose states and settings are to be compared too; not one that
+            shards its state over the ranks.
 
     Returns:
         What was compared. In a world of one there is nothing to compare, and nothing is hashed.

@@ -7,10 +7,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from train.causes import find_managed
+from train.causes import find_causes, find_managed
 from train.drift import DriftCheck
 from train.errors import ReplicaMismatch
-from train.inventory import Buffers
+from train.inventory import Buffers, fingerprint
+from train.mismatches import find_differing
 from train.replicas import check_replicas
 
 
@@ -265,6 +266,34 @@ def test_optimizer_without_a_counter_leaves_the_other_cause_open(heard) -> None:
 def test_ddp_tells_which_parameters_it_averages(heard) -> None:
     assert heard["managed"] == "first.weight first.bias norm.weight norm.bias head.weight head.bias"
     assert heard["managed, unfrozen later"] == heard["managed"]
+
+
+def test_bare_model_that_has_been_trained_may_have_been_loaded_apart() -> None:
+    tables = []
+    for seed in (0, 1):
+        net = Net()
+        torch.manual_seed(seed)
+        for tensor in net.parameters():
+            tensor.data.normal_()
+        optimizer = torch.optim.AdamW([tensor for tensor in net.parameters() if tensor.requires_grad])
+        net(torch.ones(6, 4)).sum().backward()
+        optimizer.step()
+        tables.append(fingerprint(net, optimizer=optimizer))
+    (cause, *others) = find_causes(tables, find_differing(tables), None)
+    assert "or the ranks were built or loaded from different weights" in cause
+    assert others == []
+
+
+def test_parameters_that_differ_under_an_equal_optimizer_state_were_written_to() -> None:
+    net = nn.Linear(4, 2)  # all there is to train, as in a linear probe
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(6, 4)).sum().backward()
+    optimizer.step()
+    tables = [fingerprint(net, optimizer=optimizer)]
+    net.reset_parameters()
+    tables.append(fingerprint(net, optimizer=optimizer))
+    (cause,) = find_causes(tables, find_differing(tables), ["weight", "bias"])
+    assert "weight, bias was written to on one rank, outside the optimizer's step" in cause
 
 
 def test_bare_model_is_managed_by_nobody() -> None:
