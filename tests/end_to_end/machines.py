@@ -159,7 +159,13 @@ class Machines:
         return self.both[number]
 
     def launch(
-        self, number: int, *arguments: str, num_processes: int = 2, num_machines: int = 2, **environ: str
+        self,
+        number: int,
+        *arguments: str,
+        num_processes: int = 2,
+        num_machines: int = 2,
+        launcher: Sequence[str] = (),
+        **environ: str,
     ) -> Job:
         """Start `accelerate launch --num_machines 2 ... -m train ARGUMENTS` on one machine, as its user would.
 
@@ -168,6 +174,7 @@ class Machines:
             arguments: What `-m train` is given.
             num_processes: Ranks of the whole world, as Accelerate counts them.
             num_machines: 1 starts a world without the other machine.
+            launcher: More options of `accelerate launch`.
             environ: Variables beside those of a new shell.
         """
         command = ["accelerate", "launch", "--config_file", str(ROOT / "accelerate_config.yaml")]
@@ -175,7 +182,7 @@ class Machines:
         if num_machines > 1:
             command += ["--machine_rank", str(number), "--main_process_ip", self.both[0].address]
             command += ["--main_process_port", str(PORT)]
-        return self.both[number].start([*command, "-m", "train", *arguments], self.environ | environ)
+        return self.both[number].start([*command, *launcher, "-m", "train", *arguments], self.environ | environ)
 
     def launch_both(self, *arguments: str, num_processes: int = 2, **environ: str) -> list[Job]:
         """Start the same line on both machines."""
