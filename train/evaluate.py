@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from train.errors import NonFiniteLoss
 from train.faults import pulse
+from train.inventory import list_items
+from train.replicas import share_statistics
 from train.run import Run
 
 
@@ -59,9 +61,11 @@ def score(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def share_running_statistics(run: Run) -> None:
-    """Give every rank the main process's floating-point buffers: DDP leaves each rank its own running statistics."""
+    """Give every rank the main process's running statistics: DDP leaves each rank its own. Other buffers are one's own.
+
+    What else differs between ranks is a fault, which the drift check finds as long as nothing mends it silently.
+    """
     if run.accelerator.num_processes == 1:
         return
-    for buffer in run.bare.buffers():
-        if buffer.is_floating_point():
-            torch.distributed.broadcast(buffer, src=0)
+    items = list_items(run.bare, buffers="drift")
+    share_statistics([item.tensor for item in items if item.kind == "running statistic" and item.tensor is not None])

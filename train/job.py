@@ -86,7 +86,7 @@ def check_run(run: Run) -> ReplicaReport:
         audit = zoo.audit(run.bare, run.optimizer, batch=images)
         audit.raise_for_findings()
     say(run.accelerator, f"audit     {str(audit).removeprefix('audit: ')}")
-    equal = check_replicas(run.bare, run.accelerator)
+    equal = check_replicas(run.bare, run.accelerator, optimizer=run.optimizer)
     say(run.accelerator, f"replicas  {str(equal).removeprefix('replica check ')}")
     return equal
 
