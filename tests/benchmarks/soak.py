@@ -4,8 +4,8 @@
 
 Each round draws a number of ranks and starts a run anew; it is killed, all ranks or one, by SIGKILL, by SIGTERM to the
 launcher or by Ctrl-C to the whole group, at a random moment, and goes on by `--resume auto`, until it is complete. It
-prints a line for each round: the kills, and whether weights, optimizer, random states, images, rates and metrics are the
-same. At the end a count of each kind of kill.
+prints a line for each round: the kills, and whether weights, optimizer, random states, images, rates and metrics are
+the same. At the end a count of each kind of kill.
 """
 
 import argparse
