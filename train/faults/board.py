@@ -7,7 +7,6 @@ Its questions have no timeout where the other end stands still, so a thread of i
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,6 +18,7 @@ from pydantic import JsonValue
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but for the type stubs
 
 from train.errors import WorldSizeError
+from train.faults import pulse
 from train.faults.cause import Cause
 from train.ranks import gather_json, together
 
@@ -34,7 +34,7 @@ class Reading:
     """What stood on the board.
 
     Attributes:
-        at: When, on the clock of `time.monotonic`.
+        at: Since when it holds, on the clock of `pulse.now`.
         cause: The first cause, None if there is none.
         told: Whether it was told and marked, so that all may leave.
         beats: The last sign of life of every rank, empty before its first.
@@ -62,7 +62,7 @@ class Board:
         self._keys = [_CAUSE, _TOLD, *(f"beat/{other}" for other in range(world_size))]
         self._claim: Cause | None = None
         self._set_told = False
-        self._reading = Reading(time.monotonic())
+        self._reading = Reading(pulse.now())
         self._wake, self._read = threading.Event(), threading.Condition()
 
     def start(self, beat: Callable[[], Beat], period_s: float) -> None:
@@ -107,6 +107,7 @@ class Board:
             self._store.set(key, "")
 
     def _exchange(self, beat: Beat) -> None:
+        at = pulse.now()
         try:
             self._store.set(f"beat/{self._rank}", json.dumps(beat))
             if self._claim is not None:
@@ -115,7 +116,7 @@ class Board:
                 self._store.set(_TOLD, "yes")
             cause, told, *beats = (value.decode() for value in self._store.multi_get(self._keys))
             reading = Reading(
-                time.monotonic(),
+                at,
                 Cause.model_validate_json(cause) if cause else None,
                 bool(told),
                 tuple(cast(Beat, json.loads(text)) if text else {} for text in beats),

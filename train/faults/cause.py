@@ -10,7 +10,6 @@ from train.ranks import is_shared
 
 _WORDS_OF_PEERS = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe", "Socket")
 
-
 TOLD = "told"  # a note on an error that has been told, on one rank for all
 
 
@@ -54,8 +53,12 @@ def cause_of(error: BaseException, rank: int, world_size: int, place: str) -> Ca
 
 
 def describe(error: BaseException) -> str:
-    """Return what an error says; with its kind, where that is not one of ours and says more than the words."""
-    text = str(error) or repr(error)
+    """Return what an error says, as text that any store takes; with its kind, where that is not one of ours."""
+    try:
+        text = str(error) or repr(error)
+    except Exception as second:  # told all the same: some errors cannot be printed
+        text = f"it cannot be printed ({type(second).__name__})"
+    text = text.encode("utf-8", "backslashreplace").decode()  # a file's name may be no text
     return text if exit_status(error) != 1 else f"{type(error).__name__}: {text}"
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from tqdm import tqdm
 
@@ -30,18 +31,23 @@ class LastWords:
     def speak(self, cause: Cause) -> None:
         """Tell the cause in one line on standard error, then end the MLflow run with it."""
         advice = self.advice()
-        tqdm.write(
-            f"{'stopped' if cause.kind == 'stopped' else 'error'}: {cause.message}{'; ' * bool(advice)}{advice}",
-            file=sys.stderr,
-        )
-        sys.stderr.flush()
+        tell(f"{'stopped' if cause.kind == 'stopped' else 'error'}: {cause.message}{'; ' * bool(advice)}{advice}")
         if not self.run_id:
             return
         if not is_reachable(self._tracking.uri, same_machine=self._same_machine):
-            tqdm.write(
+            tell(
                 f"the MLflow run {self.run_id} is not marked: its store is a file on the main process's machine; the "
-                "next --resume there marks it",
-                file=sys.stderr,
+                "next --resume there marks it"
             )
             return
         mark_ended(self._tracking.uri, self.run_id, "KILLED" if cause.kind == "stopped" else "FAILED", cause.message)
+
+
+def tell(text: str) -> None:
+    """Write to standard error, above a progress bar; where nobody can read it any more, as in a closed terminal, go on.
+
+    What is left to do, to mark the run and to leave, must not depend on it.
+    """
+    with suppress(OSError, ValueError):  # nowhere is left to say that nothing can be said
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from train.errors import CheckpointError
+from train.errors import CheckpointError, TrackingError
 from train.faults.marking import find_status, mark_ended
 from train.latest import is_latest
 
@@ -39,12 +39,19 @@ def occupied(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written ({error.strerror})") from error
     try:
-        note = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        (folder / _NOTE).write_text(json.dumps(note), encoding="utf-8")
+        _leave_note(folder)
         yield
         (folder / _NOTE).unlink(missing_ok=True)
     finally:
         lock.release()
+
+
+def _leave_note(folder: Path) -> None:
+    note = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    try:
+        (folder / _NOTE).write_text(json.dumps(note), encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written ({error.strerror})") from error
 
 
 def describe_holder(folder: Path) -> str:
@@ -87,6 +94,8 @@ def mark_abandoned(run_dir: Path, uri: str) -> list[str]:
                 logger.warning("run %s is marked FAILED now: %s", folder.name, reason)
                 marked.append(folder.name)
             note.unlink(missing_ok=True)
+        except (TrackingError, OSError) as error:
+            logger.warning("run %s is left for the next start to look at: %s", folder.name, error)
         finally:
             lock.release()
     return marked

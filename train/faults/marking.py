@@ -4,7 +4,8 @@ import logging
 import threading
 from typing import Literal
 
-from train.store import find_file, without_password
+from train.errors import TrackingError
+from train.store import find_file, is_new, without_password
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +45,24 @@ def mark_ended(uri: str, run_id: str, status: Status, reason: str) -> bool:
 
 
 def find_status(uri: str, run_id: str) -> str | None:
-    """Return a run's status, as "RUNNING"; None if the store does not have it."""
+    """Return a run's status, as "RUNNING"; None if the store does not have it.
+
+    Raises:
+        TrackingError: If the store cannot be read.
+    """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
+    if is_new(uri):  # the client would make it
+        return None
     try:
         return str(MlflowClient(tracking_uri=uri).get_run(run_id).info.status)
-    except MlflowException:
-        return None
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        said = " ".join(str(error).split())[:200]
+        raise TrackingError(f"tracking.uri {without_password(uri)}: run {run_id} cannot be read: {said}") from error
 
 
 def is_reachable(uri: str, *, same_machine: bool) -> bool:

@@ -34,6 +34,7 @@ class Observer:
     config: WatchConfig
     _beats: dict[int, Beat] = field(default_factory=dict)
     _changed: dict[int, float] = field(default_factory=dict)
+    _missed: dict[int, float] = field(default_factory=dict)
 
     def hear(self, beats: Sequence[Beat], now: float) -> None:
         """Take note of all ranks' latest signs of life, at `now` seconds on any steady clock."""
@@ -52,7 +53,7 @@ class Observer:
             seconds: Since it was read last.
             broken: Whether rank 0's end of the connection is closed, as it is when its process is gone.
         """
-        if seconds < (_BROKEN_S if broken else self.config.silence_s):
+        if seconds < (_BROKEN_S if broken else self.config.silence_s) or self._beats.get(0, {}).get("left"):
             return None
         keeper = self.peers[0]
         its = [peer.rank for peer in self.peers if peer.system == keeper.system]
@@ -65,9 +66,24 @@ class Observer:
             + ("its process is gone" if broken else "machine or network down, or the process is stopped"),
         )
 
-    def find_gone(self) -> Cause | None:
-        """Return the processes of this machine that have ended without a goodbye; nothing has to be heard for that."""
-        gone = [peer for peer in self._others() if is_gone(peer, self.me.system)]
+    def find_gone(self, now: float, heard_at: float, *, broken: bool) -> Cause | None:
+        """Return the processes of this machine that have ended without a goodbye.
+
+        A rank that has said goodbye may be gone before that is heard here; so only what was heard later counts.
+
+        Args:
+            now: Seconds, on the clock of `hear`.
+            heard_at: When the signs of life were read that `hear` was given last.
+            broken: Whether nothing will be heard any more.
+        """
+        for peer in self._others():
+            if peer.rank not in self._missed and is_gone(peer, self.me.system):
+                self._missed[peer.rank] = now
+        gone = [
+            peer
+            for peer in self._others()
+            if peer.rank in self._missed and (broken or heard_at > self._missed[peer.rank])
+        ]
         if not gone:
             return None
         return Cause(

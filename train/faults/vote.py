@@ -20,6 +20,12 @@ class StopVote:
 
     def cast(self) -> bool:
         """Vote by whether this rank was asked to stop; return whether all leave now, the same on every rank."""
+        leave = self._count()
+        if leave:
+            stop.grant()
+        return leave
+
+    def _count(self) -> bool:
         if self._group is None:
             return stop.requested() is not None
         before = self._under_way

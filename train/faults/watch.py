@@ -4,11 +4,13 @@ The main thread may be inside a collective that never returns; so the thread see
 waits a moment first: a main thread that has an error of its own to tell comes before it.
 """
 
+import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from train.config import WatchConfig
@@ -20,12 +22,16 @@ from train.faults.last_words import LastWords
 from train.faults.observer import Observer, make_beat
 from train.faults.peers import Peer
 
+logger = logging.getLogger(__name__)
+
 _PERIOD_S = 0.5
 _RANKS_A_PERIOD = 64  # more ranks, fewer looks: each look of each rank reads what all have written
+_LOOKS_A_SILENCE = 4  # at least
 _MAIN_FIRST_S = 2.0  # the main thread, broken off by the same fault, is given so long to tell it
 _STOP_S = 20.0  # a launcher kills 30 s after its SIGTERM
 _TOLD_S = 20.0
 _GOODBYE_S = 5.0
+_LAST_S = 40.0  # what cannot be told or marked in this time, is not
 
 
 class Watch:
@@ -52,13 +58,14 @@ class Watch:
         self.rank, self.words = rank, words
         self._world_size, self._config, self._board, self._parent = len(peers), config, board, parent
         self._observer = Observer(peers[rank], peers, config)
-        self._period = _PERIOD_S * max(1.0, len(peers) / _RANKS_A_PERIOD)
-        self._done, self._found, self._told = threading.Event(), threading.Event(), threading.Event()
+        self._period = min(_PERIOD_S * max(1.0, len(peers) / _RANKS_A_PERIOD), config.silence_s / _LOOKS_A_SILENCE)
+        self._done, self._found = threading.Event(), threading.Event()
         self._cause: Cause | None = None
         self._settled: tuple[Cause, bool] | None = None
         self._taken = threading.Lock()
         self._beats, self._left = 0, False
         self._signal: tuple[str, float] | None = None
+        self._fault = ""
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -99,21 +106,30 @@ class Watch:
         return self._settled
 
     def finish(self, cause: Cause) -> None:
-        """Tell the cause if it is this rank's part to do so; else wait until it has been told."""
+        """Tell the cause if it is this rank's part to do so; else wait until it has been told.
+
+        Where that does not come, the next rank tells it.
+        """
         self._observer.end_silent(cause)
-        if self.rank == speaker_of(cause, self._world_size):
+        if self._board is None:
             self.words.speak(cause)
-            self._told.set()
-            if self._board is not None:
-                self._board.set_told()
-                time.sleep(2 * self._period)  # who keeps the board leaves last
-        else:
-            self._told.wait(_TOLD_S)
+            return
+        mute = {*cause.gone, 0} if self._board.read().broken else set(cause.gone)
+        first = speaker_of(mute, self._world_size)
+        if self.rank != first:
+            self._board.wait_until(lambda reading: reading.told, _TOLD_S)
+            reading = self._board.read()
+            told = reading.told or reading.broken  # rank 0, who keeps the board, has told it and left
+            if told or self.rank != speaker_of({*mute, first}, self._world_size):
+                return
+        self.words.speak(cause)
+        self._board.set_told()
+        time.sleep(2 * self._period)  # who keeps the board leaves last
 
     def _run(self) -> None:
         while not self._done.wait(self._period):
-            cause = self._look()
-            if cause is None or self._told.is_set():
+            cause = self._look_safely()
+            if cause is None:
                 continue
             if not self._found.is_set():
                 self._cause = cause
@@ -123,48 +139,71 @@ class Watch:
             if self._taken.acquire(blocking=False):
                 self._leave(cause)
 
+    def _look_safely(self) -> Cause | None:
+        """Look; a fault of the watch itself is told, once, and does not end it: it may pass, and the run is sound."""
+        try:
+            return self._look()
+        except Exception as error:
+            if self._fault != (fault := f"{type(error).__name__}: {error}"):
+                logger.exception("the watch could not look at the ranks, and tries again: %s", fault)
+            self._fault = fault
+            return None
+
     def _look(self) -> Cause | None:
         """Return why the run cannot go on, None if it can."""
-        now = time.monotonic()
+        now = pulse.now()
         if self._parent is not None and os.getppid() != self._parent:
             stop.request("the launcher is gone")
-        if (cause := self._look_at_signals(now)) is not None:
-            return cause
+        late = self._look_at_signals(now)
         if self._board is None:
             self._observer.hear([self._beat()], now)
-            return self._observer.judge(now)
+            return self._cause or late or self._observer.judge(now)
         reading = self._board.read()
         self._observer.hear(reading.beats, now)
-        if reading.told or (reading.broken and self._cause is not None):  # rank 0 has told it and left
-            self._told.set()
         if reading.cause is not None or self._cause is not None:
             return reading.cause or self._cause
-        judged = self._observer.find_gone() or self._observer.judge_board(now - reading.at, broken=reading.broken)
+        judged = (
+            late
+            or self._observer.find_gone(now, reading.at, broken=reading.broken)
+            or self._observer.judge_board(now - reading.at, broken=reading.broken)
+        )
         if judged is None and not reading.broken:
             judged = self._observer.judge(now)
         return None if judged is None else self._board.claim(judged)
 
     def _look_at_signals(self, now: float) -> Cause | None:
-        """Notice a signal that the main thread cannot see, and leave for it if it never does."""
+        """Notice a signal that the main thread cannot see, and leave for it if no step ends in time.
+
+        Without a launcher, who would soon kill all ranks, it may end as late as it likes, as long as the work gets on.
+        """
         if (name := stop.unheard()) is not None and self._signal is None:
             stop.request(name)
             self._signal = name, now
-        if self._signal is None or now - self._signal[1] < _STOP_S or pulse.read().since > self._signal[1]:
+        if self._signal is None or now - self._signal[1] < _STOP_S or stop.granted():
+            return None
+        if self._parent is None and pulse.read().since > self._signal[1]:
             return None
         message = f"{self._signal[0]}, and no step ended in {_STOP_S:g} s: nothing was saved after the last checkpoint"
         return Cause(kind="stopped", ranks=(self.rank,), message=message)
 
     def _beat(self) -> Beat:
         self._beats += 1
-        return make_beat(pulse.read(), self._beats, time.monotonic(), self._config.timeout_s, left=self._left)
+        return make_beat(pulse.read(), self._beats, pulse.now(), self._config.timeout_s, left=self._left)
 
     def _leave(self, cause: Cause) -> NoReturn:
-        self.finish(cause)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(cause.status or 1)
+        deadline = threading.Timer(_LAST_S, os._exit, (cause.status or 1,))
+        deadline.daemon = True
+        deadline.start()  # a full pipe, or a lock that the main thread holds, must not keep this process
+        try:
+            self.finish(cause)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(cause.status or 1)
 
 
-def speaker_of(cause: Cause, world_size: int) -> int:
-    """Return the rank that tells a cause and marks the run: the main process, or the lowest that is left."""
-    return next((rank for rank in range(world_size) if rank not in cause.gone), 0)
+def speaker_of(mute: Collection[int], world_size: int) -> int:
+    """Return the rank that tells a cause and marks the run: the main process, or the lowest that can."""
+    return next((rank for rank in range(world_size) if rank not in mute), 0)

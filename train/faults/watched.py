@@ -12,7 +12,7 @@ from train.errors import RunEnded
 from train.faults import stop
 from train.faults.board import open_board
 from train.faults.cause import TOLD
-from train.faults.last_words import LastWords
+from train.faults.last_words import LastWords, tell
 from train.faults.peers import find_peers
 from train.faults.watch import Watch
 from train.ranks import RankInfo, find_launcher, is_shared
@@ -37,7 +37,7 @@ def watched(config: TrainConfig, accelerator: Accelerator, infos: Sequence[RankI
         stop.ignore()  # a launcher sends SIGTERM to the ranks that are left, while they say why
         cause, mine = watch.settle(error)
         if mine and cause.status == 1 and cause.kind == "raised" and (error.__cause__ or not is_shared(error)):
-            traceback.print_exception(error)
+            tell("".join(traceback.format_exception(error)).rstrip())
         watch.finish(cause)
         watch.close()
         if not mine:
