@@ -6,6 +6,7 @@ import sys
 
 from tqdm import tqdm
 
+_TELLS_TWICE = "mlflow.store.db.utils"  # logs, with a traceback, every error of a database that it raises
 _LIBRARIES = ("alembic", "mlflow", "httpx", "urllib3", "timm", "accelerate", "torch.distributed")
 
 
@@ -13,8 +14,11 @@ class _AboveTheBar(logging.StreamHandler):  # type: ignore[type-arg]
     """A handler that writes through tqdm, so that a line never lands in the middle of a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
-        self.flush()
+        try:
+            tqdm.write(self.format(record), file=sys.stderr)
+            self.flush()
+        except Exception:  # as every handler: a terminal that was closed must not end what is logged about
+            self.handleError(record)
 
 
 def rank_of_environment() -> int:
@@ -31,3 +35,4 @@ def set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, handlers=[handler], force=True)
     for name in _LIBRARIES:  # their INFO is about themselves
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger(_TELLS_TWICE).setLevel(logging.CRITICAL)

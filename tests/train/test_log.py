@@ -1,4 +1,5 @@
 import logging
+import sys
 
 import pytest
 
@@ -42,6 +43,25 @@ def test_libraries_information_about_themselves_is_left_out(configured, capsys):
     logging.getLogger("alembic.runtime.migration").info("Context impl SQLiteImpl")
     logging.getLogger("mlflow.store.db.utils").info("Creating tables")
     assert capsys.readouterr().err == ""
+
+
+def test_error_of_a_database_is_left_to_who_explains_it(configured, capsys):
+    configured(0)
+    logging.getLogger("mlflow.store.db.utils").error("SQLAlchemy database error", exc_info=ValueError("full"))
+    logging.getLogger("mlflow.tracking").error("another")
+    assert capsys.readouterr().err.endswith(" E another\n")
+
+
+def test_closed_terminal_does_not_end_what_is_logged_about(configured, monkeypatch):
+    class ClosedTerminal:
+        def write(self, _text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+        flush = write
+
+    configured(0)
+    monkeypatch.setattr(sys, "stderr", ClosedTerminal())
+    logger.warning("steps=3")
 
 
 def test_lines_go_to_standard_error_and_never_through_a_bar(configured, capsys):
