@@ -31,6 +31,7 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 """Set unless the user has: a minute's outage is waited for and not four, and MLflow speaks only of trouble."""
 
@@ -80,7 +81,7 @@ class Tracker:
 
         client = self._connect()
         with self._explained(f"run {run_id} cannot go on" if run_id else "no run can be started"):
-            experiment_id = self._find_experiment() or client.create_experiment(self._config.experiment)
+            experiment_id = self._find_experiment() or self._make_experiment()
             run = mlflow.start_run(run_id, experiment_id, _name_run(config) if run_id is None else None)
             self.run_id = run.info.run_id
             resolved = config.model_dump(mode="json")
@@ -204,6 +205,19 @@ class Tracker:
                 f"tracking.experiment {self._config.experiment!r} is deleted: restore it, or choose another"
             )
         return str(experiment.experiment_id)
+
+    def _make_experiment(self) -> str:
+        """Make the experiment, unless another training has done so since it was looked for; return its id."""
+        from mlflow.exceptions import MlflowException
+
+        assert self._client is not None
+        try:
+            return str(self._client.create_experiment(self._config.experiment))
+        except MlflowException as error:
+            found = self._find_experiment() if error.error_code == "RESOURCE_ALREADY_EXISTS" else None
+            if found is None:
+                raise
+            return found
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:

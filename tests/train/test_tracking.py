@@ -213,6 +213,23 @@ def failures(tracker: Tracker) -> dict[str, str]:
     return {key: value for key, value in run_of(tracker).data.tags.items() if key.startswith("failure")}
 
 
+def test_experiment_that_another_training_makes_meanwhile_is_taken(config, monkeypatch):
+    tracker, real = Tracker(config), Tracker._find_experiment
+    tracker.check()
+
+    def look_too_early(self):
+        monkeypatch.setattr(Tracker, "_find_experiment", real)
+        assert self._client.create_experiment(config.experiment) != ""
+        return None
+
+    monkeypatch.setattr(Tracker, "_find_experiment", look_too_early)
+    tracker.start(Settings(), run_id=None, tags={})
+    assert run_of(tracker).info.status == "RUNNING"
+    assert len(all_runs()) == 1
+    with tracker.ending():
+        pass
+
+
 def test_run_that_does_not_exist_cannot_go_on(config):
     tracker = Tracker(config)
     tracker.check()
