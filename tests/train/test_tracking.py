@@ -220,7 +220,7 @@ def test_experiment_that_another_training_makes_meanwhile_is_taken(config, monke
     def look_too_early(self):
         monkeypatch.setattr(Tracker, "_find_experiment", real)
         assert self._client.create_experiment(config.experiment) != ""
-        return None
+        return
 
     monkeypatch.setattr(Tracker, "_find_experiment", look_too_early)
     tracker.start(Settings(), run_id=None, tags={})
