@@ -61,7 +61,8 @@ def test_tied_and_half_frozen_model_resumes_bit_for_bit_and_is_served_tied(
     for outcome in outcomes:
         assert not outcome.error, outcome.traceback
         untied = outcome.value.pop("untied")
-        assert outcome.value == {"straight": "done", "cut": "PowerCutError: planned", "resumed": "done"}
+        assert outcome.value.pop("cut").endswith("PowerCutError: planned")
+        assert outcome.value == {"straight": "done", "resumed": "done"}
         assert untied.startswith("CheckpointError: ")
         assert f"tie was [['{TIES[0]}'], ['{TIES[1]}']] and is []: a resumed run goes on as it began" in untied
 
