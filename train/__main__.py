@@ -51,17 +51,17 @@ def _run(argv: list[str]) -> int:
 
 
 def _tell(error: Exception, status: int) -> None:
-    """Write a mistake in one line, from the main process alone; a fault of ours with its traceback, from any.
+    """Write a mistake in one line, from each machine's first rank; a fault of ours with its traceback, from any.
 
-    This is for what happens before the ranks watch one another. All raise a mistake together. The main process says it
-    and leaves, whereupon the launcher ends the others; a rank that is still there after a while was alone with it, and
-    speaks for itself.
+    This is for what happens before the ranks watch one another. All raise a mistake together. The first says it and
+    leaves, whereupon the launcher ends the others of its machine; a rank that is still there after a while was alone
+    with it, and speaks for itself.
     """
     rank = rank_of_environment()
     if status == 1:
         traceback.print_exception(error)
         return
-    if rank != 0:
+    if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(_PATIENCE_S)
     print(f"{'' if rank == 0 else f'rank {rank}: '}error: {error}", file=sys.stderr, flush=True)
 

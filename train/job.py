@@ -54,7 +54,8 @@ def run_job(config: TrainConfig, accelerator: Accelerator, *, dry_run: bool = Fa
         check_agreement(accelerator, lambda: start_facts(config, os.environ), what="start")
         with together(accelerator, "checking the tracking store"):
             tracker.check()
-            check_writable(config.run_dir)
+            if accelerator.is_main_process:  # nobody else writes
+                check_writable(config.run_dir)
         run = build_run(config, accelerator, tracker)
         check_agreement(accelerator, lambda: data_facts(run.data), what="data")
         resume = find_resume(config, accelerator)

@@ -10,18 +10,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
 from typing import TypeAlias
 
-import psutil
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.commands.config.config_args import default_config_file, load_config_from_file
-from accelerate.commands.launch import launch_command_parser
 
 from train.errors import WorldSizeError
 from train.faults import pulse
+from train.launch_line import find_command, read_launch_line
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
@@ -132,7 +129,7 @@ def is_shared(error: BaseException) -> bool:
 
 def find_launcher(environ: Mapping[str, str]) -> int | None:
     """Return the pid of the launcher that started this process, None if it was started by hand."""
-    launched = "TORCHELASTIC_RUN_ID" in environ or _launch_options(_parent_command()) is not None
+    launched = "TORCHELASTIC_RUN_ID" in environ or read_launch_line(find_command()) is not None
     return os.getppid() if launched else None
 
 
@@ -176,50 +173,18 @@ def check_world(accelerator: Accelerator, environ: Mapping[str, str], command: S
             "Accelerator(cpu=not torch.cuda.is_available()); if nothing was launched, unset WORLD_SIZE"
         )
     if asked is None:
-        _check_launch_line(_parent_command() if command is None else command, found)
+        _check_launch_line(find_command() if command is None else command, found)
 
 
 def _check_launch_line(command: Sequence[str], found: int) -> None:
-    options = _launch_options(command)
-    if options is None:
-        return
-    launch = launch_command_parser().parse_known_args(options)[0]
-    asked = launch.num_processes
-    if asked is None and (launch.config_file or (Path(default_config_file).is_file() and not launch.cpu)):
-        asked = load_config_from_file(launch.config_file).num_processes
-    if asked is not None and asked > found:
-        target = f"{'-m ' if launch.module else ''}{launch.training_script} ..."
+    line = read_launch_line(command)
+    if line is not None and line.num_processes is not None and line.num_processes > found:
+        asked = line.num_processes
         raise WorldSizeError(
             f"accelerate launch was asked for {asked} processes and started {found} (with --cpu, or a config of type "
             f"MULTI_CPU or NO, it starts one). For {asked} ranks, on GPUs or without one: "
-            f"accelerate launch --multi_gpu --num_processes {asked} {target}"
+            f"accelerate launch --multi_gpu --num_processes {asked} {line.target}"
         )
-
-
-def _launch_options(command: Sequence[str]) -> list[str] | None:
-    """Return what follows `accelerate launch` in a command line, or None if the line is another command."""
-    words = list(command)
-    if words and PurePath(words[0]).name.startswith("python"):
-        words = words[1:]
-        while words and words[0].startswith("-") and words[0] != "-m":  # python's own flags, as -u
-            words = words[1:]
-    if words[:2] == ["-m", "accelerate.commands.launch"]:
-        return words[2:]
-    if words[:2] in (["-m", "accelerate"], ["-m", "accelerate.commands.accelerate_cli"]):
-        words = ["accelerate", *words[2:]]
-    if words and PurePath(words[0]).name == "accelerate-launch":
-        return words[1:]
-    if len(words) > 1 and PurePath(words[0]).name == "accelerate" and words[1] == "launch":
-        return words[2:]
-    return None
-
-
-def _parent_command() -> list[str]:
-    parent = psutil.Process().parent()
-    try:
-        return parent.cmdline() if parent else []
-    except psutil.Error:  # a parent that has gone, or that another user owns, is no launcher of ours
-        return []
 
 
 def _first_int(environ: Mapping[str, str], names: Sequence[str]) -> int | None:

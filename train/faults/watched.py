@@ -15,6 +15,7 @@ from train.faults.cause import TOLD
 from train.faults.last_words import LastWords, tell
 from train.faults.peers import find_peers
 from train.faults.watch import Watch
+from train.machines import say_where
 from train.ranks import RankInfo, find_launcher, is_shared
 
 
@@ -28,7 +29,12 @@ def watched(config: TrainConfig, accelerator: Accelerator, infos: Sequence[RankI
     """
     rank = accelerator.process_index
     peers = find_peers(accelerator, infos)
-    words = LastWords(config.tracking, same_machine=peers[rank].system == peers[0].system)
+    words = LastWords(
+        config.tracking,
+        same_machine=peers[rank].system == peers[0].system,
+        where=say_where(infos),
+        first_here=peers[rank].system != peers[0].system and infos[rank].local_rank == 0,
+    )
     watch = Watch(peers, rank, config.watch, open_board(accelerator), words, find_launcher(os.environ))
     watch.start()
     try:
