@@ -164,6 +164,7 @@ def test_other_rank_waits_for_the_main_process_to_speak_and_is_ended_without_a_w
     """The launcher ends it by SIGTERM once the main process has left."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(command, "build_accelerator", lambda *_, **__: None)
     monkeypatch.setattr(command, "run_job", raising(NonFiniteLoss("the loss is nan")))
     monkeypatch.setattr(time, "sleep", lambda _seconds: os.kill(os.getpid(), signal.SIGTERM))
     assert command.main([]) == 1
@@ -174,6 +175,7 @@ def test_other_rank_waits_for_the_main_process_to_speak_and_is_ended_without_a_w
 def test_other_rank_that_was_alone_with_its_mistake_speaks_for_itself(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(command, "build_accelerator", lambda *_, **__: None)
     monkeypatch.setattr(command, "run_job", raising(NonFiniteLoss("the loss is nan")))
     waited = []
     monkeypatch.setattr(time, "sleep", waited.append)
