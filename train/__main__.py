@@ -13,11 +13,11 @@ from train.build import build_accelerator
 from train.errors import Stopped, exit_status
 from train.faults import stop
 from train.faults.cause import was_told
-from train.interface import choose_interface
 from train.job import run_job
+from train.launching.interface import choose_interface
+from train.launching.meeting import meeting
 from train.load import parse_command_line
 from train.log import rank_of_environment, set_up_logging
-from train.meeting import meeting
 from train.ranks import check_devices
 
 _PATIENCE_S = 10.0

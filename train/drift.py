@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]  # public, but for the stubs
 from torch.optim import Optimizer
 
+from train.equality.phrases import name_ranks
 from train.errors import RanksDisagree
-from train.phrases import name_ranks
 from train.replicas import ReplicaReport, check_replicas
 from zoo.auditing.snapshots import bare_model
 

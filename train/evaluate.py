@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from train.equality.inventory import list_items
 from train.errors import NonFiniteLoss
 from train.faults import pulse
-from train.inventory import list_items
 from train.replicas import share_statistics
 from train.run import Run
 

@@ -13,12 +13,12 @@ from accelerate import Accelerator
 
 import zoo
 from train import report
-from train.agreement import Facts, check_agreement, check_streams
 from train.build import build_run, wrap
 from train.checkpoint import Resume
 from train.config import TrainConfig
+from train.equality.agreement import Facts, check_agreement, check_streams
+from train.equality.facts import data_facts, first_draws, resume_facts, start_facts
 from train.errors import ConfigError
-from train.facts import data_facts, first_draws, resume_facts, start_facts
 from train.faults import pulse
 from train.faults.lock import mark_abandoned, occupied
 from train.faults.watch import Watch

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 
 from train.errors import WorldSizeError
 from train.faults import pulse
-from train.launch_line import find_command, read_launch_line
+from train.launching.launch_line import find_command, read_launch_line
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 

@@ -20,12 +20,12 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from train.causes import find_causes, find_managed
-from train.differences import measure
-from train.digests import made_alike, raise_alike
+from train.equality.causes import find_causes, find_managed
+from train.equality.differences import measure
+from train.equality.digests import made_alike, raise_alike
+from train.equality.inventory import Buffers, Item, digest_items, list_items, tabulate
+from train.equality.mismatches import Row, Table, choose_named, describe_mismatch, find_differing
 from train.errors import ReplicaMismatch
-from train.inventory import Buffers, Item, digest_items, list_items, tabulate
-from train.mismatches import Row, Table, choose_named, describe_mismatch, find_differing
 from train.ranks import check_world, gather_json, together
 from zoo.auditing.snapshots import bare_model
 

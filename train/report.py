@@ -9,7 +9,7 @@ from pathlib import Path
 import zoo
 from train.config import TrackingConfig, TrainConfig
 from train.data import BUILTIN
-from train.machines import group_by_machine
+from train.launching.machines import group_by_machine
 from train.publish import Published
 from train.ranks import RankInfo
 from train.run import Run

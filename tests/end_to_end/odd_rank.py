@@ -7,8 +7,9 @@ from importlib.metadata import version
 
 import torch
 
-from train import facts, job, loop
+from train import job, loop
 from train.__main__ import main
+from train.equality import facts
 from train.run import Run
 from train.sampler import EpochBatches
 from train.step import StepResult, train_step

@@ -66,7 +66,7 @@ def test_processes_that_each_believe_they_are_alone_are_told(run_script) -> None
 
 
 def test_the_checks_load_nothing_that_a_script_does_not_need() -> None:
-    code = "import sys, train.replicas, train.drift, train.agreement; print(*sys.modules)"
+    code = "import sys, train.replicas, train.drift, train.equality.agreement; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert {"torch", "accelerate", "train"} <= loaded

@@ -7,7 +7,7 @@ Its questions have no timeout where the other end stands still, so a thread of i
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeAlias, cast
@@ -88,12 +88,14 @@ class Board:
             self._read.wait_for(lambda: self._reading.cause is not None or self._reading.broken, _CLAIM_S)
         return self._reading.cause or cause
 
-    def set_told(self) -> None:
-        """Say that the cause has been told and marked, and wait a moment for others to read it."""
+    def set_told(self, ranks: Collection[int]) -> None:
+        """Say that the cause has been told and marked, and wait a moment until `ranks` have read it."""
         self._set_told = True
-        self._wake.set()
-        with self._read:
-            self._read.wait_for(lambda: self._reading.told or self._reading.broken, _CLAIM_S)
+        self.wait_until(lambda reading: reading.told and self._have_read(reading, ranks), _CLAIM_S)
+
+    def confirm_told(self) -> None:
+        """Wait a moment until it stands on the board that this rank has read that the cause was told."""
+        self.wait_until(lambda reading: self._have_read(reading, (self._rank,)), _CLAIM_S)
 
     def wait_until(self, holds: Callable[[Reading], bool], timeout_s: float) -> None:
         """Wait until something stands on the board, or the connection breaks, or time is up."""
@@ -106,8 +108,11 @@ class Board:
         for key in self._keys:
             self._store.set(key, "")
 
+    def _have_read(self, reading: Reading, ranks: Collection[int]) -> bool:
+        return bool(reading.beats) and all(reading.beats[rank].get("told") for rank in ranks)
+
     def _exchange(self, beat: Beat) -> None:
-        at = pulse.now()
+        at, beat = pulse.now(), {**beat, "told": self._reading.told}
         try:
             self._store.set(f"beat/{self._rank}", json.dumps(beat))
             if self._claim is not None:

@@ -17,6 +17,7 @@ from train.faults.peers import Peer, is_gone
 from train.faults.pulse import Pulse
 
 _BROKEN_S = 3.0
+_IMPATIENT_S = 6.0
 
 
 @dataclass
@@ -35,6 +36,14 @@ class Observer:
     _beats: dict[int, Beat] = field(default_factory=dict)
     _changed: dict[int, float] = field(default_factory=dict)
     _missed: dict[int, float] = field(default_factory=dict)
+    _silence_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._silence_s = self.config.silence_s
+
+    def be_impatient(self) -> None:
+        """Wait less for a rank that is silent from now on: a collective has broken off, so one has gone somewhere."""
+        self._silence_s = min(self.config.silence_s, _IMPATIENT_S)
 
     def hear(self, beats: Sequence[Beat], now: float) -> None:
         """Take note of all ranks' latest signs of life, at `now` seconds on any steady clock."""
@@ -53,7 +62,7 @@ class Observer:
             seconds: Since it was read last.
             broken: Whether rank 0's end of the connection is closed, as it is when its process is gone.
         """
-        if seconds < (_BROKEN_S if broken else self.config.silence_s) or self._beats.get(0, {}).get("left"):
+        if seconds < (_BROKEN_S if broken else self._silence_s) or self._beats.get(0, {}).get("left"):
             return None
         keeper = self.peers[0]
         its = [peer.rank for peer in self.peers if peer.system == keeper.system]
@@ -103,7 +112,7 @@ class Observer:
                     os.kill(peer.pid, signal.SIGKILL)
 
     def _find_silent(self, now: float) -> Cause | None:
-        silent = [peer for peer in self._others() if now - self._since(peer, now) > self.config.silence_s]
+        silent = [peer for peer in self._others() if now - self._since(peer, now) > self._silence_s]
         if not silent:
             return None
         seconds = max(now - self._since(peer, now) for peer in silent)

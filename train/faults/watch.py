@@ -28,7 +28,8 @@ _PERIOD_S = 0.5
 _RANKS_A_PERIOD = 64  # more ranks, fewer looks: each look of each rank reads what all have written
 _LOOKS_A_SILENCE = 4  # at least
 _MAIN_FIRST_S = 2.0  # the main thread, broken off by the same fault, is given so long to tell it
-_STOP_S = 20.0  # a launcher kills 30 s after its SIGTERM
+_STOP_S = 20.0  # a launcher kills 30 s after its SIGTERM, unless it was told otherwise by
+_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TOLD_S = 20.0
 _GOODBYE_S = 5.0
 _LAST_S = 40.0  # what cannot be told or marked in this time, is not
@@ -66,6 +67,7 @@ class Watch:
         self._beats, self._left = 0, False
         self._signal: tuple[str, float] | None = None
         self._fault = ""
+        self._stop_s = max(_STOP_S / 4, _STOP_S + float(os.environ.get(_SHUTDOWN, "30")) - 30)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -96,6 +98,7 @@ class Watch:
                 time.sleep(3 * _TOLD_S)  # the watch is leaving, and this thread with it
             mine = cause_of(error, self.rank, self._world_size, pulse.read().place)
             if is_consequence(error):
+                self._observer.be_impatient()
                 self._found.wait(self._config.silence_s + 10)
             elif isinstance(error, Stopped) and not error.agreed and self._board is not None:
                 self._found.wait(3 * self._period)  # a launcher sends SIGTERM because of another rank, too
@@ -114,17 +117,28 @@ class Watch:
         if self._board is None:
             self.words.speak(cause)
             return
-        mute = {*cause.gone, 0} if self._board.read().broken else set(cause.gone)
-        first = speaker_of(mute, self._world_size)
-        if self.rank != first:
-            self._board.wait_until(lambda reading: reading.told, _TOLD_S)
-            reading = self._board.read()
-            told = reading.told or reading.broken  # rank 0, who keeps the board, has told it and left
-            if told or self.rank != speaker_of({*mute, first}, self._world_size):
-                return
-        self.words.speak(cause)
-        self._board.set_told()
-        time.sleep(2 * self._period)  # who keeps the board leaves last
+        if self._is_mine_to_tell(cause, self._board):
+            self.words.speak(cause)
+            self._board.set_told(set(range(self._world_size)) - set(cause.gone))
+        else:
+            self.words.echo(cause)
+            self._board.confirm_told()
+
+    def _is_mine_to_tell(self, cause: Cause, board: Board) -> bool:
+        """Say whether this rank is the one to tell; where another is, wait until it has, or evidently cannot."""
+        mute = set(cause.gone)
+        for _ in range(2):
+            reading = board.read()
+            if reading.told:
+                return False
+            if reading.broken:
+                mute.add(0)
+            speaker = speaker_of(mute, self._world_size)
+            if self.rank == speaker or reading.broken:
+                return self.rank == speaker
+            board.wait_until(lambda reading: reading.told, _TOLD_S)
+            mute.add(speaker)
+        return False
 
     def _run(self) -> None:
         while not self._done.wait(self._period):
@@ -179,11 +193,13 @@ class Watch:
         if (name := stop.unheard()) is not None and self._signal is None:
             stop.request(name)
             self._signal = name, now
-        if self._signal is None or now - self._signal[1] < _STOP_S or stop.granted():
+        if self._signal is None or now - self._signal[1] < self._stop_s or stop.granted():
             return None
         if self._parent is None and pulse.read().since > self._signal[1]:
             return None
-        message = f"{self._signal[0]}, and no step ended in {_STOP_S:g} s: nothing was saved after the last checkpoint"
+        message = (
+            f"{self._signal[0]}, and no step ended in {self._stop_s:g} s: nothing was saved after the last checkpoint"
+        )
         return Cause(kind="stopped", ranks=(self.rank,), message=message)
 
     def _beat(self) -> Beat:

@@ -15,7 +15,7 @@ from train.faults.cause import TOLD
 from train.faults.last_words import LastWords, tell
 from train.faults.peers import find_peers
 from train.faults.watch import Watch
-from train.machines import say_where
+from train.launching.machines import say_where
 from train.ranks import RankInfo, find_launcher, is_shared
 
 

@@ -32,7 +32,7 @@ def test_rank_that_has_not_come_yet_has_left_no_sign():
     with boards_of(2) as boards:
         start_all(boards[:1])
         boards[0].wait_until(lambda reading: bool(reading.beats), 10)
-        assert boards[0].read().beats == ({"place": "rank 0"}, {})
+        assert boards[0].read().beats == ({"place": "rank 0", "told": False}, {})
 
 
 def test_of_causes_that_are_claimed_at_once_all_ranks_get_the_same():
@@ -53,19 +53,22 @@ def test_later_cause_does_not_replace_the_first():
         assert boards[0].claim(gone(1)) == gone(0)
 
 
-def test_that_it_was_told_reaches_the_others():
+def test_who_tells_knows_that_the_others_have_read_it(monkeypatch):
+    monkeypatch.setattr(board_module, "_CLAIM_S", 10.0)
     with boards_of(2) as boards:
         start_all(boards)
-        boards[0].set_told()
-        boards[1].wait_until(lambda reading: reading.told, 10)
+        boards[0].set_told((0, 1))
+        assert [beat["told"] for beat in boards[0].read().beats] == [True, True]
         assert boards[1].read().told
+        boards[1].confirm_told()
 
 
 def test_waiting_ends_in_time(monkeypatch):
     monkeypatch.setattr(board_module, "_CLAIM_S", 0.05)
     with boards_of(2) as boards:  # nobody asks, as if the connection hung
         assert boards[1].claim(gone(0)) == gone(0)
-        boards[1].set_told()
+        boards[1].set_told((0, 1))
+        boards[1].confirm_told()
         boards[1].wait_until(lambda reading: reading.told, 0.05)
         assert not boards[1].read().told
 
@@ -77,7 +80,7 @@ def test_board_of_a_killed_rank_0_is_broken_and_each_rank_keeps_its_own_cause():
         keeper.kill()
         board.wait_until(lambda reading: reading.broken, 10)
         assert board.read().broken
-        assert board.read().beats[0] == {"place": "kept"}, "what it said last stays known"
+        assert board.read().beats[0]["place"] == "kept", "what it said last stays known"
         assert board.claim(gone(0)) == gone(0)
 
 

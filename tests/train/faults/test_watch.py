@@ -6,11 +6,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.train.faults.boards import boards_of
+from tests.train.faults.boards import Closed, boards_of
 from train.config import WatchConfig
 from train.errors import ConfigError, Stopped
 from train.faults import pulse, stop
@@ -49,6 +50,9 @@ class Words:
 
     def speak(self, cause: Cause) -> None:
         self.told.append(cause)
+
+    def echo(self, cause: Cause) -> None:
+        """Nothing: there is one machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -183,8 +187,43 @@ def test_rank_0_that_has_told_and_left_is_not_repeated(two):
     first, second = two
     cause = Cause(kind="raised", ranks=(0,), message="boom")
     first.finish(cause)
+    second._board._reading = replace(second._board.read(), broken=True)
     second.finish(cause)
-    assert (len(first.words.told), second.words.told) == (1, [])
+    assert (first.words.told, second.words.told) == ([cause], [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "gone", "broken", "speaker"),
+    [
+        ("gone", (0,), True, 1),
+        ("gone", (0,), False, 1),
+        ("raised", (1,), True, 1),  # and rank 0 is gone as well
+        ("silent", (0, 1), True, 2),
+        ("gone", (1,), False, 0),
+        ("stopped", (1,), False, 0),
+    ],
+)
+def test_one_rank_of_three_tells_whoever_is_gone(monkeypatch, kind, gone, broken, speaker):
+    cause = Cause(kind=kind, ranks=gone, message="boom")
+    with boards_of(3) as boards:
+        for board in boards:
+            board._reading = replace(board.read(), broken=broken)
+            told = replace(board.read(), told=True)
+            monkeypatch.setattr(
+                board, "wait_until", lambda *_, board=board, told=told: setattr(board, "_reading", told)
+            )
+        alive = [rank for rank in range(3) if rank not in cause.gone and not (broken and rank == 0)]
+        assert [rank for rank in alive if make_watch(rank, boards)._is_mine_to_tell(cause, boards[rank])] == [speaker]
+
+
+def test_speaker_that_dies_while_it_tells_is_followed_by_the_next(two):
+    first, second = two
+    first._done.set()
+    threading.Timer(0.1, lambda: setattr(second._board, "_store", Closed())).start()
+    cause = Cause(kind="raised", ranks=(1,), message="boom")
+    second.finish(cause)
+    assert second._board.read().broken
+    assert second.words.told == [cause]
 
 
 def test_ranks_that_say_goodbye_are_not_missed(two, exits):

@@ -1,9 +1,9 @@
 from pathlib import Path
 
 from tests.train.tiny import tiny_config
-from train.facts import hash_sources, start_facts
+from train.equality.facts import hash_sources, start_facts
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 
 
 def test_every_source_file_of_the_three_packages_is_hashed() -> None:

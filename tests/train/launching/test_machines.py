@@ -1,6 +1,6 @@
 import pytest
 
-from train.machines import group_by_machine, say_where
+from train.launching.machines import group_by_machine, say_where
 from train.ranks import RankInfo
 
 

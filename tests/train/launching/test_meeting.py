@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from train import meeting as module
 from train.errors import ConfigError, RunEnded, WorldSizeError
-from train.meeting import Arrival, check_asked, meeting
+from train.launching import meeting as module
+from train.launching.meeting import Arrival, check_asked, meeting
 
 Environ = Callable[[int], dict[str, str]]
 
@@ -64,13 +64,13 @@ def fine() -> None:
 
 
 def test_ranks_that_all_come_go_on(monkeypatch) -> None:
-    monkeypatch.setattr("train.meeting.socket.gethostname", lambda: "ada")
+    monkeypatch.setattr("train.launching.meeting.socket.gethostname", lambda: "ada")
     with launcher(2) as environ:
         assert gather({0: fine, 1: fine}, environ, launched) == {0: "", 1: ""}
 
 
 def test_what_fails_on_one_machine_is_told_on_all(monkeypatch) -> None:
-    monkeypatch.setattr("train.meeting.socket.gethostname", lambda: "ada")
+    monkeypatch.setattr("train.launching.meeting.socket.gethostname", lambda: "ada")
 
     def fail() -> None:
         raise ConfigError("no recipe 'mine'")
@@ -106,7 +106,7 @@ def test_mistake_of_all_is_raised_by_each_without_waiting(monkeypatch) -> None:
 
 def test_rank_that_does_not_come_is_named(caplog, monkeypatch) -> None:
     monkeypatch.setattr(module, "_SAY_S", 0.1)
-    caplog.set_level(logging.INFO, "train.meeting")
+    caplog.set_level(logging.INFO, "train.launching.meeting")
     with launcher(3) as environ:
         outcomes = gather({0: fine, 1: fine}, environ, launched)
     for rank in (0, 1):

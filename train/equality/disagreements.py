@@ -3,7 +3,7 @@
 import json
 from collections.abc import Hashable, Mapping, Sequence
 
-from train.phrases import group_ranks, name_ranks
+from train.equality.phrases import group_ranks, name_ranks
 from train.ranks import JsonValue
 
 _MOST = 8  # facts named of one kind; the rest are counted

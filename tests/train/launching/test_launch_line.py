@@ -1,6 +1,6 @@
 import pytest
 
-from train.launch_line import LaunchLine, read_launch_line
+from train.launching.launch_line import LaunchLine, read_launch_line
 
 
 @pytest.mark.parametrize(

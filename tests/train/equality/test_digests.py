@@ -4,7 +4,7 @@ import pytest
 import xxhash
 from accelerate import Accelerator
 
-from train.digests import made_alike, raise_alike
+from train.equality.digests import made_alike, raise_alike
 from train.errors import ReplicaMismatch
 from train.ranks import is_shared
 

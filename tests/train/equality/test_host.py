@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from train import host
-from train.host import iter_bytes
+from train.equality import host
+from train.equality.host import iter_bytes
 
 
 def mixed(device: str) -> list[torch.Tensor]:

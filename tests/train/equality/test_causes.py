@@ -7,11 +7,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from train.causes import find_causes, find_managed
 from train.drift import DriftCheck
+from train.equality.causes import find_causes, find_managed
+from train.equality.inventory import Buffers, fingerprint
+from train.equality.mismatches import find_differing
 from train.errors import ReplicaMismatch
-from train.inventory import Buffers, fingerprint
-from train.mismatches import find_differing
 from train.replicas import check_replicas
 
 

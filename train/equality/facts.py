@@ -1,6 +1,6 @@
 """What all ranks must agree on, collected on one of them: config, code, versions, data, checkpoint; gathers nothing.
 
-Names are "kind: which", as `train.agreement.check_agreement` takes them.
+Names are "kind: which", as `train.equality.agreement.check_agreement` takes them.
 """
 
 import copy

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from train.equality.host import iter_bytes
+from train.equality.mismatches import Row, Table
 from train.errors import ReplicaMismatch
-from train.host import iter_bytes
-from train.mismatches import Row, Table
 
 Buffers = Literal["all", "drift", "integral", "none"]
 

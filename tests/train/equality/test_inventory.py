@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from train.equality.inventory import Item, digest_items, fingerprint, list_items
 from train.errors import ReplicaMismatch
-from train.inventory import Item, digest_items, fingerprint, list_items
 
 
 def settle(model: nn.Module, make, steps: int = 2) -> torch.optim.Optimizer:

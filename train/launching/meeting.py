@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, but for the stubs
 
 from train.errors import RunEnded, WorldSizeError, exit_status
-from train.launch_line import find_command, read_launch_line
+from train.launching.launch_line import find_command, read_launch_line
 
 logger = logging.getLogger(__name__)
 

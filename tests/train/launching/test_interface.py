@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from train.errors import WorldSizeError
-from train.interface import choose_interface, find_interface
+from train.launching.interface import choose_interface, find_interface
 
 SEVERAL = {"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "10.213.7.1"}
 
@@ -13,11 +13,11 @@ def interfaces(monkeypatch):
     """This machine's interfaces, which a test may change: the loopback, and `eth7` towards every other machine."""
     found = {"lo": ["127.0.0.1", "::1"], "eth7": ["02:fc:00:00:00:01", "fe80::1%eth7", "10.213.7.2"]}
     monkeypatch.setattr(
-        "train.interface.psutil.net_if_addrs",
+        "train.launching.interface.psutil.net_if_addrs",
         lambda: {name: [SimpleNamespace(address=text) for text in texts] for name, texts in found.items()},
     )
     own = {"10.213.7.1": "10.213.7.2", "fe80::2": "fe80::1", "node1": "127.0.1.1", "localhost": "127.0.0.1"}
-    monkeypatch.setattr("train.interface._own_address", lambda main: own.get(main, main))
+    monkeypatch.setattr("train.launching.interface._own_address", lambda main: own.get(main, main))
     return found
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from train import differences
-from train.differences import measure
+from train.equality import differences
+from train.equality.differences import measure
 
 NAN, INF = float("nan"), float("inf")
 

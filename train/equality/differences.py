@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from train.phrases import name_ranks
+from train.equality.phrases import name_ranks
 
 _PIECE_BYTES = 4 << 20  # of each rank's tensor that are gathered at a time
 

@@ -1,4 +1,4 @@
-from train.disagreements import describe_disagreement, describe_shared
+from train.equality.disagreements import describe_disagreement, describe_shared
 
 
 def test_machines_are_named_where_there_are_several() -> None:

@@ -8,10 +8,10 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from tests.train.tiny import build_tiny, tiny_config, write_images
-from train import facts
-from train.agreement import check_agreement, check_streams
 from train.build import wrap
-from train.facts import data_facts, first_draws, resume_facts, start_facts
+from train.equality import facts
+from train.equality.agreement import check_agreement, check_streams
+from train.equality.facts import data_facts, first_draws, resume_facts, start_facts
 from train.run import Run
 
 
@@ -200,7 +200,7 @@ def test_world_of_one_agrees_with_itself_and_collects_nothing() -> None:
 
 
 def test_other_hardware_is_told_and_no_error(monkeypatch, caplog) -> None:
-    from train import agreement
+    from train.equality import agreement
 
     told = [{"facts": {"device: name": name}, "host": name} for name in ("H100", "H200")]
     monkeypatch.setattr(agreement, "made_alike", lambda *_: False)

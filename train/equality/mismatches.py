@@ -4,7 +4,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from train.phrases import group_ranks, name_ranks, say_values
+from train.equality.phrases import group_ranks, name_ranks, say_values
 
 _MOST = 8  # of the model's tensors named in a message; the rest are counted
 _MOST_OF_OPTIMIZER = 4  # beside them

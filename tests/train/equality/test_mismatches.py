@@ -1,8 +1,8 @@
 import torch
 from torch import nn
 
-from train.inventory import fingerprint
-from train.mismatches import describe_mismatch
+from train.equality.inventory import fingerprint
+from train.equality.mismatches import describe_mismatch
 
 
 def toy() -> nn.Module:

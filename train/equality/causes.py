@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train.mismatches import BUILD_ALIKE, Row, Table
-from train.phrases import group_ranks, name_ranks
+from train.equality.mismatches import BUILD_ALIKE, Row, Table
+from train.equality.phrases import group_ranks, name_ranks
 
 _MOST = 0.5  # the rest may be equal by chance: AdamW's first step follows the gradient's sign alone
 

@@ -13,8 +13,8 @@ import torch
 import xxhash
 from accelerate import Accelerator
 
-from train.digests import made_alike, raise_alike
-from train.disagreements import describe_disagreement, describe_shared, is_told_only
+from train.equality.digests import made_alike, raise_alike
+from train.equality.disagreements import describe_disagreement, describe_shared, is_told_only
 from train.errors import RanksDisagree
 from train.ranks import JsonValue, gather_json, together
 
