@@ -28,8 +28,8 @@ class KillPoint:
     """Where a run is killed.
 
     Attributes:
-        where: After a backward; before, within or after an operation on files of a save; in a batch of an evaluation;
-            before or after metrics go to the store; or after a time.
+        where: After a backward; within or after an operation on files of a save; after a batch of an evaluation, or
+            after metrics went to the store; or after a time.
         count: Which one, from 1, in the life of a process; milliseconds for a time.
         ranks: Who dies there by itself; the others are killed at once, or in a moment.
         alone: Whether the others live on for a moment.
@@ -48,7 +48,7 @@ class KillPoint:
 def draw_kill_point(draws: random.Random, world_size: int) -> KillPoint:
     """Draw a kill point; a save is drawn twice as often as the others, since most can go wrong there."""
     where = draws.choice(("backward", "backward", "save", "save", "save", "evaluation", "record", "time"))
-    last = {"backward": 24, "save": 70, "evaluation": 4, "record": 8, "time": 2500}[where]
+    last = {"backward": 24, "save": 44, "evaluation": 4, "record": 4, "time": 2500}[where]
     everyone = tuple(range(world_size))
     alone = where != "time" and world_size > 1 and draws.random() < 0.3
     if where in ("save", "record"):  # the main process's alone
@@ -132,29 +132,18 @@ class Countdown:
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def after(self, owner: Any, name: str) -> None:
-        """Tick after each call of a function."""
+    def watch(self, owner: Any, name: str, half: Callable[..., None] | None = None) -> None:
+        """Tick after each call of a function, which is before the next, and within it if half of it can be done."""
         real = getattr(owner, name)
 
         def call(*args: Any, **options: Any) -> Any:
-            result = real(*args, **options)
-            self.tick()
-            return result
-
-        setattr(owner, name, call)
-
-    def around(self, owner: Any, name: str, half: Callable[..., None] | None = None) -> None:
-        """Tick before and after each call, and within it if there is a way to do half of it."""
-        self.after(owner, name)
-        real = getattr(owner, name)
-
-        def call(*args: Any, **options: Any) -> Any:
-            self.tick()
             if half is not None:
                 if self.left == 1:
                     half(real, *args)
                 self.tick()
-            return real(*args, **options)
+            result = real(*args, **options)
+            self.tick()
+            return result
 
         setattr(owner, name, call)
 
@@ -163,16 +152,16 @@ def plant(point: KillPoint) -> None:
     """Let this process die at a point, but for a time, at which its parent kills it."""
     countdown = Countdown(point.count)
     if point.where == "backward":
-        countdown.after(accelerate.Accelerator, "backward")
+        countdown.watch(accelerate.Accelerator, "backward")
     elif point.where == "evaluation":
-        countdown.after(evaluate, "score")
+        countdown.watch(evaluate, "score")
     elif point.where == "record":
-        countdown.around(mlflow, "log_metrics")
+        countdown.watch(mlflow, "log_metrics")
     elif point.where == "save":
-        countdown.around(checkpoint, "save_file", _write_half)
-        countdown.around(durable, "flush")
-        countdown.around(shutil, "rmtree", _remove_half)
-        countdown.around(Path, "rename")
+        countdown.watch(checkpoint, "save_file", _write_half)
+        countdown.watch(durable, "flush")
+        countdown.watch(shutil, "rmtree", _remove_half)
+        countdown.watch(Path, "rename")
 
 
 def _write_half(real: Callable[..., None], tensors: Any, path: Path, *options: Any) -> None:
