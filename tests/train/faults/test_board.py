@@ -36,8 +36,8 @@ def test_rank_that_has_not_come_yet_has_left_no_sign():
 
 
 def test_of_causes_that_are_claimed_at_once_all_ranks_get_the_same():
-    for _ in range(5):
-        with boards_of(6) as boards, ThreadPoolExecutor(6) as pool:
+    for _ in range(2):
+        with boards_of(4) as boards, ThreadPoolExecutor(4) as pool:
             start_all(boards)
             causes = list(pool.map(lambda board: board.claim(gone(board._rank)), boards))
             assert len({cause.message for cause in causes}) == 1

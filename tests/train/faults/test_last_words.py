@@ -70,6 +70,22 @@ def test_run_is_marked_though_nobody_can_read_the_line(words, monkeypatch):
     assert find_end(words) == ("FAILED", "rank 1 is gone")
 
 
+@pytest.mark.parametrize(("kind", "located"), [("raised", True), ("stopped", True), ("gone", False), ("hung", False)])
+def test_cause_that_names_no_machine_is_told_with_where_each_rank_is(here, capsys, kind, located):
+    tracking = TrackingConfig(uri=f"sqlite:///{here}/none.db")
+    LastWords(tracking, same_machine=True, where="rank 1 on node7").speak(Cause(kind=kind, ranks=(1,), message="boom"))
+    assert capsys.readouterr().err.endswith(": boom; rank 1 on node7\n" if located else ": boom\n")
+
+
+@pytest.mark.parametrize(("first_here", "said"), [(True, "error: rank 1 is gone\n"), (False, "")])
+def test_other_machine_repeats_the_cause_once_and_marks_nothing(words, capsys, first_here, said):
+    other = LastWords(words._tracking, same_machine=False, first_here=first_here)
+    other.run_id = words.run_id
+    other.echo(GONE)
+    assert capsys.readouterr().err == said
+    assert find_end(words) == ("RUNNING", None)
+
+
 def test_text_goes_to_standard_error(capsys):
     tell("two\nlines")
     assert capsys.readouterr() == ("", "two\nlines\n")

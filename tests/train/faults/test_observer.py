@@ -105,6 +105,17 @@ def test_silent_rank_is_named_with_its_last_place():
     assert cause.message.startswith(f"{world.peers[1]} gave no sign of life for 21 s, last at step 3: forward: ")
 
 
+def test_silence_is_borne_for_less_once_a_collective_has_broken_off():
+    world = World(HERE, THERE, me=1)
+    world.hear(0)
+    world.muted.add(0)
+    assert world.judge(7) is None
+    assert world.observer.judge_board(7, broken=False) is None
+    world.observer.be_impatient()
+    assert world.judge(7).ranks == (0,)
+    assert world.observer.judge_board(7, broken=False).ranks == (0,)
+
+
 def test_ranks_of_a_lost_machine_are_named_together():
     world = World(HERE, HERE, THERE, THERE)
     world.hear(0)
