@@ -14,7 +14,6 @@ from accelerate import Accelerator
 import zoo
 from train import report
 from train.build import build_run, wrap
-from train.checkpoint import Resume
 from train.config import TrainConfig
 from train.equality.agreement import Facts, check_agreement, check_streams
 from train.equality.facts import data_facts, first_draws, resume_facts, start_facts
@@ -23,13 +22,14 @@ from train.faults import pulse
 from train.faults.lock import mark_abandoned, occupied
 from train.faults.watch import Watch
 from train.faults.watched import watched
-from train.latest import point_latest
 from train.loop import fit
 from train.publish import Published, find_lineage, publish, write_bundle
 from train.ranks import check_world, describe_ranks, gather_json, together
 from train.replicas import ReplicaReport, check_replicas
-from train.resume import find_resume, restore, restore_random, save_checkpoint
 from train.run import Run
+from train.saving.checkpoint import Resume
+from train.saving.latest import point_latest
+from train.saving.resume import find_resume, restore, restore_random, save_checkpoint
 from train.tracking import Tracker
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from train.evaluate import evaluate
 from train.faults import pulse, stop
 from train.faults.vote import StopVote
 from train.ranks import gather_json, together
-from train.resume import save_checkpoint
 from train.run import Run
+from train.saving.resume import save_checkpoint
 from train.step import StepResult, train_step
 from zoo.auditing.snapshots import Snapshot
 
@@ -65,7 +65,10 @@ def fit(run: Run) -> dict[str, float]:
             run.meter.go_on()
     seconds = time.perf_counter() - started
     logger.info("steps=%d seconds=%.1f; %s", run.step - first, seconds, drift.describe(seconds))
-    return metrics or evaluate(run)
+    if not metrics:  # it was at its end already, or fewer images than a step takes were left of the last epoch
+        metrics = evaluate(run)
+        run.tracker.log_metrics(metrics, step=run.step)
+    return metrics
 
 
 def leave(run: Run) -> NoReturn:

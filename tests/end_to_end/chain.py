@@ -17,7 +17,7 @@ import mlflow
 from tests import warm
 from tests.end_to_end.killed_rank import Job, KillPoint, train_rank
 from tests.train.tiny import tiny_config
-from train.checkpoint import MODEL, OPTIMIZER, RNG, find_newest
+from train.saving.checkpoint import MODEL, OPTIMIZER, RNG, find_newest
 
 _MOMENT_S = 0.3  # between the death of one rank and that of the others
 _DEADLINE_S = 240.0

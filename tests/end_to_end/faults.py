@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.train.tiny import write_images
-from train.checkpoint import read_state
+from train.saving.checkpoint import read_state
 
 ROOT = Path(__file__).parent.parent.parent
 PLUGIN = Path(__file__).parent / "faulty_attention.py"

@@ -14,10 +14,11 @@ from typing import Any, Literal
 import accelerate
 import mlflow
 
-from train import build, checkpoint, evaluate, job, loop
+from train import build, evaluate, job, loop
 from train.__main__ import main
 from train.meter import Meter
 from train.sampler import EpochBatches
+from train.saving import checkpoint
 from zoo.files import durable
 
 Where = Literal["backward", "save", "evaluation", "record", "time"]

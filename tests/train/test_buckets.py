@@ -10,9 +10,9 @@ from tests.train.tiny import build_tiny, same, swapped, tiny_config, weights, wr
 from train import build
 from train.buckets import settle_buckets
 from train.build import wrap
-from train.checkpoint import Resume, read_state
-from train.resume import restore, restore_random, save_checkpoint
 from train.run import Run
+from train.saving.checkpoint import Resume, read_state
+from train.saving.resume import restore, restore_random, save_checkpoint
 from train.step import train_step
 
 DROPOUT = {"model__timm_kwargs": {"drop_rate": 0.3, "proj_drop_rate": 0.3}}

@@ -8,11 +8,11 @@ import torch
 import zoo
 from tests.train.tiny import build_tiny, tiny_config, weights, write_images
 from train.build import build_accelerator
-from train.checkpoint import MODEL, find_newest
 from train.errors import CheckpointError, ConfigError, exit_status
 from train.job import run_job
 from train.report import describe_plan
-from train.resume import restore, save_checkpoint
+from train.saving.checkpoint import MODEL, Resume, find_newest, read_state
+from train.saving.resume import restore, save_checkpoint
 from zoo.bundle import load_bundle
 from zoo.errors import BackboneError
 
@@ -86,14 +86,15 @@ def test_weights_and_a_scheme_exclude_each_other(tiny):
 
 def test_resume_is_no_fine_tuning_it_names_both_class_counts_and_both_sizes(tiny, here):
     path = checkpoint_of(tiny())
+    resume = Resume(path, read_state(path))
     root = write_images(here / "five" / "images", classes=FIVE)
     run = build_tiny(tiny_config(root), wrapped=False)
     start = weights(run)
     with pytest.raises(CheckpointError, match=r"was trained on 3 classes \(ash, elm, oak\), the data now has 5 \(ash"):
-        restore(run, path)
+        restore(run, resume)
     assert all(torch.equal(tensor, start[name]) for name, tensor in weights(run).items())
     with pytest.raises(CheckpointError, match=r"model\.timm_kwargs\.img_size was 8 and is 12"):
-        restore(build_tiny(tiny(**LARGER), wrapped=False), path)
+        restore(build_tiny(tiny(**LARGER), wrapped=False), resume)
 
 
 @pytest.mark.slow

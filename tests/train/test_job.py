@@ -10,7 +10,6 @@ import torch
 from tests.train.tiny import swapped, tiny_config, write_images
 from train import job, loop
 from train.build import build_accelerator
-from train.checkpoint import find_newest
 from train.data import Data
 from train.errors import (
     CheckpointError,
@@ -24,6 +23,7 @@ from train.errors import (
 from train.faults import lock, stop
 from train.faults.lock import occupied
 from train.job import check_writable, run_job
+from train.saving.checkpoint import find_newest
 from train.step import train_step
 from train.tracking import Tracker
 from zoo.bundle import load_bundle

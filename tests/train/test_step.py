@@ -8,8 +8,8 @@ from tests.train.tiny import build_tiny, same, swapped, tiny_config, weights, wr
 from train import step as step_module
 from train.errors import NonFiniteLoss
 from train.evaluate import evaluate
-from train.resume import save_checkpoint
 from train.run import Run
+from train.saving.resume import save_checkpoint
 from train.step import train_step
 
 

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from train.errors import CheckpointError, TrackingError
 from train.faults.marking import find_status, mark_ended
-from train.latest import is_latest
+from train.saving.latest import is_latest
 
 logger = logging.getLogger(__name__)
 

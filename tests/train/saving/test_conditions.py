@@ -1,12 +1,12 @@
 import pytest
 
 from tests.train.tiny import build_tiny
-from train.checkpoint import CheckpointState
-from train.conditions import check_resumable, describe_changes, find_saved_plan, is_same_training
 from train.errors import CheckpointError
 from train.position import EpochPlan, Origin
-from train.resume import describe_state
 from train.run import Run
+from train.saving.checkpoint import CheckpointState
+from train.saving.conditions import check_resumable, describe_changes, find_saved_plan, is_same_training
+from train.saving.resume import describe_state
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Save a run's checkpoints, and go on from one: the collective half of `train.checkpoint`.
+"""Save a run's checkpoints, and go on from one: the collective half of `train.saving.checkpoint`.
 
 The main process alone reads and writes; the others hear from it, so their machines need not see the folder.
 """
@@ -10,15 +10,15 @@ from typing import cast
 import torch
 from accelerate import Accelerator
 
-from train import checkpoint, loading
-from train.checkpoint import MODEL, OPTIMIZER, RNG, CheckpointState, Resume
-from train.conditions import check_resumable, describe_changes, fill_in, find_saved_plan, is_same_training
 from train.config import TrainConfig
 from train.draws import mix_seed, restore_rng, rng_states
 from train.errors import CheckpointError
-from train.loading import Layout
 from train.ranks import gather_json, together
 from train.run import Run
+from train.saving import checkpoint, loading
+from train.saving.checkpoint import MODEL, OPTIMIZER, RNG, CheckpointState, Resume
+from train.saving.conditions import check_resumable, describe_changes, fill_in, find_saved_plan, is_same_training
+from train.saving.loading import Layout
 from train.tracking import flatten
 from zoo.files.durable import remove_directory
 

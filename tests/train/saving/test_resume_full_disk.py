@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.train.tiny import build_tiny, tiny_config, write_images
-from train.checkpoint import find_whole, read_state
 from train.errors import CheckpointError
-from train.resume import save_checkpoint
 from train.run import Run
+from train.saving.checkpoint import find_whole, read_state
+from train.saving.resume import save_checkpoint
 from train.step import train_step
 
 pytestmark = pytest.mark.slow

@@ -8,12 +8,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.train.tiny import build_tiny, same, weights
-from train import loading
-from train.checkpoint import MODEL, OPTIMIZER, optimizer_tensors, write_checkpoint
 from train.errors import CheckpointError
-from train.loading import Layout, broadcast, check_model, check_optimizer, describe, fetch, load_model, load_optimizer
-from train.resume import describe_state
 from train.run import Run
+from train.saving import loading
+from train.saving.checkpoint import MODEL, OPTIMIZER, optimizer_tensors, write_checkpoint
+from train.saving.loading import (
+    Layout,
+    broadcast,
+    check_model,
+    check_optimizer,
+    describe,
+    fetch,
+    load_model,
+    load_optimizer,
+)
+from train.saving.resume import describe_state
 from train.step import train_step
 
 

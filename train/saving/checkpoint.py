@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from train.errors import CheckpointError
-from train.latest import is_latest
 from train.position import Origin
+from train.saving.latest import is_latest
 from zoo.files.durable import clear_partial, new_directory, remove_directory
 from zoo.files.ties import find_ties
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from train.checkpoint import find_newest
-from train.latest import is_latest, point_latest
+from train.saving.checkpoint import find_newest
+from train.saving.latest import is_latest, point_latest
 
 
 @pytest.fixture

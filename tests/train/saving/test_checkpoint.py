@@ -10,8 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from tests.train.tiny import build_tiny
-from train import checkpoint
-from train.checkpoint import (
+from train.draws import rng_states
+from train.errors import CheckpointError
+from train.position import Origin
+from train.run import Run
+from train.saving import checkpoint
+from train.saving.checkpoint import (
     MODEL,
     clear_litter,
     find_newest,
@@ -20,11 +24,7 @@ from train.checkpoint import (
     read_state,
     write_checkpoint,
 )
-from train.draws import rng_states
-from train.errors import CheckpointError
-from train.position import Origin
-from train.resume import describe_state, save_checkpoint
-from train.run import Run
+from train.saving.resume import describe_state, save_checkpoint
 from train.step import train_step
 
 

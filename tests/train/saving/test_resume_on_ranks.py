@@ -11,12 +11,12 @@ import torch
 from tests.train.tiny import build_tiny, swapped, tiny_config, write_images
 from train import loop
 from train.build import build_accelerator, wrap
-from train.checkpoint import MODEL, find_newest
 from train.errors import CheckpointError
 from train.job import run_job
-from train.resume import find_resume, restore, restore_random, save_checkpoint
 from train.run import Run
 from train.sampler import EpochBatches
+from train.saving.checkpoint import MODEL, find_newest
+from train.saving.resume import find_resume, restore, restore_random, save_checkpoint
 from train.step import train_step
 
 pytestmark = [

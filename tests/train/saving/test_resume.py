@@ -6,13 +6,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.train.tiny import build_tiny, same, tiny_config, weights, write_images
-from train import checkpoint, step
+from train import step
 from train.build import build_accelerator, wrap
-from train.checkpoint import MODEL, OPTIMIZER, Resume, read_state
 from train.errors import CheckpointError
 from train.optim import set_learning_rate
-from train.resume import choose_checkpoint, find_resume, restore, restore_random, save_checkpoint
 from train.run import Run
+from train.saving import checkpoint
+from train.saving.checkpoint import MODEL, OPTIMIZER, Resume, read_state
+from train.saving.resume import choose_checkpoint, find_resume, restore, restore_random, save_checkpoint
 from train.step import train_step
 from zoo import plugins, registry
 

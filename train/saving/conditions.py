@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from train.checkpoint import CheckpointState
 from train.config import DataConfig, ModelConfig, TrainConfig
 from train.errors import CheckpointError
 from train.position import EpochPlan
+from train.saving.checkpoint import CheckpointState
 from train.tracking import flatten
 
 _AS_IT_BEGAN = "a resumed run goes on as it began; set it back, or start anew without --resume"
