@@ -13,10 +13,11 @@ from train.errors import Stopped
 from train.evaluate import evaluate
 from train.faults import pulse, stop
 from train.faults.vote import StopVote
+from train.meter import StepResult
 from train.ranks import gather_json, together
 from train.run import Run
 from train.saving.resume import save_checkpoint
-from train.step import StepResult, train_step
+from train.step import train_step
 from zoo.auditing.snapshots import Snapshot
 
 logger = logging.getLogger(__name__)

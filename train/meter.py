@@ -1,15 +1,26 @@
-"""What has been trained since the last record of the training metrics."""
+"""What a step did, and what all have done since the last record of the training metrics."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from train.step import StepResult
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did on this rank.
+
+    Attributes:
+        loss: Mean loss over this rank's micro-batches, a detached scalar on the device.
+        lr: The learning rate that was used.
+        images: Images seen on all ranks together.
+    """
+
+    loss: Tensor
+    lr: float
+    images: int
 
 
 @dataclass
@@ -25,7 +36,7 @@ class Meter:
     seconds: float = 0.0
     mark: float = field(default_factory=time.perf_counter)
 
-    def add(self, result: "StepResult") -> None:
+    def add(self, result: StepResult) -> None:
         """Count one step that has just ended."""
         self.losses.append(result.loss)
         self.images += result.images

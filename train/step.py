@@ -1,7 +1,6 @@
 """One optimizer step: forward, backward, clip, check, move."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,24 +9,10 @@ from torch.nn import functional as F
 from train.errors import NonFiniteLoss
 from train.faults import pulse
 from train.loaders import Batch
+from train.meter import StepResult
 from train.optim import learning_rate, set_learning_rate
 from train.ranks import gather_json
 from train.run import Run
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one step did on this rank.
-
-    Attributes:
-        loss: Mean loss over this rank's micro-batches, a detached scalar on the device.
-        lr: The learning rate that was used.
-        images: Images seen on all ranks together.
-    """
-
-    loss: Tensor
-    lr: float
-    images: int
 
 
 def train_step(run: Run, batches: Sequence[Batch]) -> StepResult:

@@ -10,9 +10,10 @@ import torch
 from train import job, loop
 from train.__main__ import main
 from train.equality import facts
+from train.meter import StepResult
 from train.run import Run
 from train.sampler import EpochBatches
-from train.step import StepResult, train_step
+from train.step import train_step
 from zoo import unfreeze
 
 ODD = os.environ["RANK"] == "1"
