@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.train.saving.test_resume_on_ranks import Recorder, train_once
 from torch import Tensor, nn
 
 import zoo
+from tests.train.saving.test_resume_on_ranks import Recorder, train_once
 from tests.train.tiny import tiny_config
 from train.build import build_model
 from train.config import ModelConfig, TrainConfig
