@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -105,9 +106,8 @@ def go_through(folder: Folder, faults: tuple[Fault, ...], full: Fault, empty: Pa
             other = Folder(folder.path / "other", folder.shell, output="../disk/runs", store=store).prepare(empty)
             before = other.look()
             found[full.name] = other.launch(plan=full.plan, FAULT_DISK=str(disk)), before
-            (disk / "filler").unlink()
-            (run_dir,) = disk.glob("runs/*")
-            mark_abandoned(run_dir, f"sqlite:///{other.path / store}")
+            (disk / "filler").unlink(missing_ok=True)
+            mark_abandoned(disk / "runs" / "tiny", f"sqlite:///{other.path / store}")
             found[full.name + FINISH.name] = other.look(), before
     return found
 
@@ -159,6 +159,7 @@ def test_all_ranks_end_with_a_status_and_leave_no_process(ends: Ends, fault: Fau
     assert end.status != 0, end.text
     assert end.left == ()
     assert end.seconds is not None, end.text
+    assert "forcefully exiting" not in end.text, "the launcher's SIGKILL, 30 s after the first rank has left"
 
 
 @pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
@@ -230,6 +231,7 @@ def test_second_training_of_the_same_run_is_refused_and_a_closed_terminal_ends_t
     assert alive.process.poll() is None
 
     os.close(alive.terminal)
+    alive.process.send_signal(signal.SIGHUP)  # as the system does; from now on it can print nothing
     assert alive.process.wait(30) == 1
     wait_for_end(alive.mark, 10)
     assert find_marked(alive.mark) == {}
