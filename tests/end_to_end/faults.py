@@ -34,7 +34,7 @@ checkpoint: {{every_steps: 1, keep: 3}}
 publish: {{enabled: false}}
 """
 _MARK = "FAULT_TEST"
-_LONGEST_S = 120.0
+_LONGEST_S = 600.0
 _ALARMING = re.compile(r"Traceback|Error|error|Exception|terminate|what\(\)|FATAL|fatal|core dumped")
 _OF_LAUNCHER = re.compile(r"[WEI]\d{4} ")  # its own log
 
