@@ -81,9 +81,9 @@ class Images:
         """
         digest = xxhash.xxh3_128()
         for text in ("classes", *class_names, "images"):
-            _update(digest, text.encode())
+            _update(digest, text.encode(errors="surrogateescape"))
         for index, (name, label) in enumerate(zip(self.names, self.labels, strict=True)):
-            _update(digest, name.encode())
+            _update(digest, name.encode(errors="surrogateescape"))
             _update(digest, str(label).encode())
             content = self.contents[index]
             if with_bytes or isinstance(content, bytes):

@@ -111,10 +111,15 @@ def train(run: Run, resume: Resume | None, equal: ReplicaReport, watch: Watch, c
     wrap(run)
     logger.info("%s", check_replicas(run.model, run.accelerator, when="after wrap"))
     with ExitStack() as held:
+        with together(run.accelerator, "taking the run's folder"):
+            if run.accelerator.is_main_process:
+                mark_abandoned(run.config.run_dir, run.config.tracking.uri)
+                if resume is not None:  # before its MLflow run is touched, which may be another process's
+                    held.enter_context(occupied(run.config.run_dir / resume.state.run_id))
         start_tracking(run, resume, equal, changes)
         watch.words.run_id, watch.words.advice = run.folder.name, lambda: report.describe_rest(run)
         with together(run.accelerator, "taking the run's folder"):
-            if run.accelerator.is_main_process:
+            if run.accelerator.is_main_process and resume is None:
                 held.enter_context(occupied(run.folder))
         if resume is not None:
             restore_random(run, resume)
@@ -135,8 +140,6 @@ def train(run: Run, resume: Resume | None, equal: ReplicaReport, watch: Watch, c
 def start_tracking(run: Run, resume: Resume | None, equal: ReplicaReport, changes: Sequence[str]) -> None:
     """Start the MLflow run on the main process, or go on with the checkpoint's, and name the run's folder after it."""
     with together(run.accelerator, "starting the MLflow run"):
-        if run.accelerator.is_main_process:
-            mark_abandoned(run.config.run_dir, run.config.tracking.uri)
         tags = {
             "ranks": str(run.accelerator.num_processes),
             "seeds": f"model and data order {run.config.seed} on every rank; dropout {run.config.seed} + rank",

@@ -63,7 +63,7 @@ def gather_json(value: JsonValue, accelerator: Accelerator) -> list[JsonValue]:
     Raises:
         TypeError: If the value is not JSON.
     """
-    text = json.dumps(value, ensure_ascii=False).encode()
+    text = json.dumps(value).encode()  # ASCII: a name that is no text is escaped
     if accelerator.num_processes == 1:
         return [json.loads(text)]
     sent = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(accelerator.device)

@@ -3,12 +3,10 @@
 import json
 import logging
 import os
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +16,7 @@ from train.config import TrackingConfig
 from train.errors import RunEnded, Stopped, TrackingError
 from train.faults.cause import was_told
 from train.faults.marking import FAILURE
+from train.patience import ENVIRONMENT, hurried, undisturbed
 from train.store import check_store, is_new, without_password
 
 if TYPE_CHECKING:
@@ -26,14 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PARAM_LIMIT, _TAG_LIMIT, _BATCH = 6000, 5000, 100
-_ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
-"""Set unless the user has: a minute's outage is waited for and not four, and MLflow speaks only of trouble."""
+_PAUSE_S = 30.0  # after a try in vain; all ranks wait for each
 
 
 class Tracker:
@@ -49,6 +41,7 @@ class Tracker:
         self._client: MlflowClient | None = None
         self._logged: dict[str, int] = {}
         self._pending: list[tuple[dict[str, float], int]] = []
+        self._paused_until = 0.0
         self.run_id = ""
 
     def check(self) -> None:
@@ -60,7 +53,7 @@ class Tracker:
         if not self._main:
             return
         check_store(self._config.uri)
-        for variable, value in _ENVIRONMENT.items():
+        for variable, value in ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
         with _quiet_import():
             import mlflow
@@ -151,7 +144,7 @@ class Tracker:
             killed = isinstance(error, (KeyboardInterrupt, Stopped)) or (isinstance(error, RunEnded) and error.killed)
             reason = None if was_told(error) else f"{type(error).__name__}: {error}"
             try:
-                with _undisturbed():
+                with undisturbed(), hurried():
                     self._end("KILLED" if killed else "FAILED", failure=reason)
             except Exception as second:  # the first error is the one to tell
                 logger.warning("the MLflow run %s could not be marked as failed: %s", self.run_id, second)
@@ -170,18 +163,22 @@ class Tracker:
             mlflow.end_run(status)
 
     def _flush(self, *, patient: bool) -> None:
-        """Send the metrics that wait; if `patient`, those that cannot be sent go on waiting."""
+        """Send the metrics that wait; if `patient`, those that cannot be sent at once go on waiting, half a minute."""
         import mlflow
         from mlflow.exceptions import MlflowException
 
+        if patient and time.monotonic() < self._paused_until:
+            return
         try:
-            while self._pending:
-                metrics, step = self._pending[0]
-                mlflow.log_metrics(metrics, step=step, run_id=self.run_id)
-                del self._pending[0]
+            with hurried() if patient else nullcontext():
+                while self._pending:
+                    metrics, step = self._pending[0]
+                    mlflow.log_metrics(metrics, step=step, run_id=self.run_id)
+                    del self._pending[0]
         except (MlflowException, OSError) as error:
             if not patient:
                 raise TrackingError(f"{len(self._pending)} metrics could not be logged: {error}") from error
+            self._paused_until = time.monotonic() + _PAUSE_S
             logger.warning("%d metrics wait for the tracking store: %s", len(self._pending), _one_line(error))
 
     def _connect(self) -> "MlflowClient":
@@ -267,19 +264,6 @@ def _chunks(params: dict[str, str]) -> Iterator[dict[str, str]]:
 def _one_line(error: Exception) -> str:
     """Return what an error says, without the statement that SQLAlchemy adds."""
     return " ".join(str(error).partition("\n[SQL:")[0].split())[:300]
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ignore SIGTERM for a while: a launcher sends it to the ranks that are left, while they say why they failed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

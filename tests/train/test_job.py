@@ -146,7 +146,6 @@ def test_sigterm_in_training_saves_after_the_step_and_a_resumed_run_goes_on_from
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="what is refused has opened the other's MLflow run before, and marks it FAILED")
 def test_start_that_is_refused_leaves_the_mlflow_run_to_who_trains_in_it(tracked, here, monkeypatch):
     monkeypatch.setattr(lock, "_PATIENCE_S", 0.1)
     go(tracked(publish__enabled=False, **ONE_EPOCH))

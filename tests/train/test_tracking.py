@@ -11,6 +11,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from pydantic import BaseModel, JsonValue
 
+from train import tracking
 from train.config import TrackingConfig, TrainConfig
 from train.errors import RunEnded, Stopped, TrackingError
 from train.faults.cause import TOLD
@@ -159,6 +160,7 @@ def test_metrics_wait_while_the_store_fails_and_arrive_once(tracker, monkeypatch
         return real(*args, **kwargs)
 
     monkeypatch.setattr(mlflow, "log_metrics", log_metrics)
+    monkeypatch.setattr(tracking, "_PAUSE_S", 0.0)
     with caplog.at_level(logging.WARNING), tracker.ending():
         for step in range(1, 4):
             tracker.log_metrics({"train/loss": step / 2, "train/lr": 0.1}, step=step)
@@ -168,6 +170,29 @@ def test_metrics_wait_while_the_store_fails_and_arrive_once(tracker, monkeypatch
         "1 metrics wait for the tracking store: the store is out of reach",
         "2 metrics wait for the tracking store: the store is out of reach",
     ]
+
+
+def test_store_that_fails_is_asked_once_in_a_hurry_and_then_left_alone_for_a_while(tracker, monkeypatch, caplog):
+    asked = []
+
+    def refuse(*_args, **_kwargs):
+        asked.append(
+            {name: os.environ[name] for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT")}
+        )
+        raise MlflowException("gone")
+
+    before = dict(os.environ)
+    with monkeypatch.context() as patched:
+        patched.setattr(mlflow, "log_metrics", refuse)
+        for step in range(1, 6):
+            tracker.log_metrics({"train/loss": 1.0}, step=step)
+    assert asked == [["0", "4"]]
+    assert dict(os.environ) == before
+    assert [step for _, step in tracker.pending()] == [1, 2, 3, 4, 5]
+    assert len([record for record in caplog.records if "wait for the tracking store" in record.getMessage()]) == 1
+    with tracker.ending():
+        pass
+    assert [step for step, _ in history(tracker, "train/loss")] == [1, 2, 3, 4, 5]
 
 
 def test_metrics_that_never_arrive_are_an_error_at_the_end(tracker, monkeypatch):

@@ -60,7 +60,7 @@ def data_facts(data: Data) -> dict[str, JsonValue]:
     """
     facts: dict[str, JsonValue] = {
         "data: classes": len(data.class_names),
-        "data: class names": xxhash.xxh3_64_hexdigest("\0".join(data.class_names).encode()),
+        "data: class names": xxhash.xxh3_64_hexdigest("\0".join(data.class_names).encode(errors="surrogateescape")),
         "data: training images": len(data.train),
         "data: validation images": len(data.val),
         "data: training files": data.train_fingerprint,
@@ -71,7 +71,7 @@ def data_facts(data: Data) -> dict[str, JsonValue]:
         for name, label in zip(images.names, images.labels, strict=True):
             names[label].append(name)
         for label, of_class in names.items():  # so that a message can say where to look
-            digest = xxhash.xxh3_64_hexdigest("\0".join(of_class).encode())
+            digest = xxhash.xxh3_64_hexdigest("\0".join(of_class).encode(errors="surrogateescape"))
             facts[f"data: {part} class {data.class_names[label]}"] = f"{len(of_class)} images, names {digest[:8]}"
     return facts
 

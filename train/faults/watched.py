@@ -33,7 +33,7 @@ def watched(config: TrainConfig, accelerator: Accelerator, infos: Sequence[RankI
         config.tracking,
         same_machine=peers[rank].system == peers[0].system,
         where=say_where(infos),
-        first_here=peers[rank].system != peers[0].system and infos[rank].local_rank == 0,
+        first_here=rank > 0 and infos[rank].local_rank == 0,
     )
     watch = Watch(peers, rank, config.watch, open_board(accelerator), words, find_launcher(os.environ))
     watch.start()

@@ -7,6 +7,7 @@ of the others. What a killed process leaves is hidden, and cleared before the ne
 
 import json
 import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ class CheckpointState(BaseModel):
     """Of each rank, the losses of the steps since the last record."""
     pending: tuple[tuple[dict[str, float], int], ...] = ()
     """Metrics, and their step, that the tracking store has not taken yet."""
+    saved_at: float = 0.0
+    """When it was written, in seconds since 1970; 0 in older checkpoints."""
     files: dict[str, FileRecord] = {}
 
 
@@ -102,8 +105,8 @@ def write_checkpoint(
                 told = {"ties": json.dumps(ties)} if name == MODEL else None  # for whoever starts from these weights
                 save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, aside / name, told)
             records = {name: record_file(aside / name) for name in (MODEL, OPTIMIZER, RNG)}
-            text = state.model_copy(update={"files": records}).model_dump_json(indent=1)
-            (aside / STATE).write_text(text, encoding="utf-8")
+            said = state.model_copy(update={"files": records, "saved_at": time.time()}).model_dump_json(indent=1)
+            (aside / STATE).write_text(said, encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{path}: cannot be written ({error}); the checkpoints before it are untouched"
@@ -132,14 +135,18 @@ def read_state(path: Path) -> CheckpointState:
 
 def find_whole(folder: Path) -> Resume | None:
     """Return the newest whole checkpoint below FOLDER/RUN/checkpoints; what is not whole is skipped with a warning."""
-    runs = folder.glob("*/checkpoints/step-*")
-    there = [path for path in runs if not is_latest(path.parent.parent)]  # a link to one of the others
-    for path in reversed(_by_age(there)):
+    for path in reversed(list_checkpoints(folder)):
         try:
             return Resume(path, read_state(path))
         except CheckpointError as error:
             logger.warning("skipping a checkpoint that is not whole: %s", error)
     return None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return all that is named as a checkpoint below FOLDER/RUN/checkpoints, whole or not, the oldest first."""
+    runs = folder.glob("*/checkpoints/step-*")
+    return _by_age([path for path in runs if not is_latest(path.parent.parent)])  # a link to one of the others
 
 
 def find_newest(folder: Path) -> Path | None:
@@ -175,8 +182,17 @@ def _by_age(paths: list[Path]) -> list[Path]:
     ages = []
     for path in paths:
         with suppress(FileNotFoundError):  # another run of the name has removed its oldest
-            ages.append((path.stat().st_mtime_ns, path.name, path))
+            ages.append((_find_age(path), path.name, path))
     return [path for *_, path in sorted(ages)]
+
+
+def _find_age(path: Path) -> float:
+    """Return when a checkpoint was written, by its own word: a copy of the folder has times of its own."""
+    changed_at = path.stat().st_mtime
+    try:
+        return float(json.loads((path / STATE).read_bytes())["saved_at"]) or changed_at
+    except (OSError, ValueError, KeyError, TypeError):  # an older one, or not whole, which shows when it is read
+        return changed_at
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:

@@ -116,6 +116,11 @@ def choose_checkpoint(resume: str, run_dir: Path) -> Resume | None:
     """Return the checkpoint meant by "auto" (None where there is none yet) or by a path, verified."""
     if resume == "auto":
         found = checkpoint.find_whole(run_dir)
+        if found is None and (damaged := checkpoint.list_checkpoints(run_dir)):
+            raise CheckpointError(
+                f"resume auto: none of the {len(damaged)} checkpoints below {run_dir} is whole (the warnings above say "
+                "what is wrong); mend one, or start anew without --resume"
+            )
         where = f"from {found.path}" if found else f"found no checkpoint below {run_dir}: a new run"
         logger.info("resume=auto %s", where)
         return found

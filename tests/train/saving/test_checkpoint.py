@@ -61,7 +61,7 @@ def test_state_comes_back_with_each_number_as_it_was(run, here):
     state = describe_state(run).model_copy(update=given)
     write_checkpoint(here / "step-00000002", state, run.bare, run.optimizer, rng_states())
     back = read_state(here / "step-00000002")
-    assert back == state.model_copy(update={"files": back.files})
+    assert back == state.model_copy(update={"files": back.files, "saved_at": back.saved_at})
     assert back.pending[0][0]["val/loss"] == 0.30000000000000004
 
 
@@ -190,8 +190,29 @@ def test_newest_is_by_time_over_runs_not_by_name(run):
     save_checkpoint(run)
     other = run.config.run_dir / "another" / "checkpoints" / "step-00000001"
     shutil.copytree(run.checkpoints / "step-00000002", other)
-    os.utime(other, ns=(2**62, 2**62))
+    said = json.loads((other / "state.json").read_text())
+    (other / "state.json").write_text(json.dumps(said | {"saved_at": said["saved_at"] + 1}))
     assert find_newest(run.config.run_dir) == other
+
+
+def test_copies_with_times_of_their_own_do_not_change_which_is_newest(run):
+    save_checkpoint(run)
+    train_step(run, next(run.batches()))
+    save_checkpoint(run)
+    os.utime(run.checkpoints / "step-00000002", ns=(2**62, 2**62))
+    assert find_newest(run.config.run_dir) == run.checkpoints / "step-00000003"
+
+
+def test_older_checkpoint_that_does_not_say_when_goes_by_its_folder(run):
+    save_checkpoint(run)
+    train_step(run, next(run.batches()))
+    save_checkpoint(run)
+    for second, path in enumerate(sorted(run.checkpoints.iterdir(), reverse=True)):
+        said = json.loads((path / "state.json").read_text())
+        del said["saved_at"]
+        (path / "state.json").write_text(json.dumps(said))
+        os.utime(path, (second, second))
+    assert find_newest(run.config.run_dir) == run.checkpoints / "step-00000002"
 
 
 def make(folder: Path, *steps: int) -> Path:

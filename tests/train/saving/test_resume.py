@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -294,3 +295,13 @@ def test_random_states_are_restored_after_the_wrap_drew_its_own(tiny):
     wrap(again)
     restore_random(again, at(path))
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_resuming_where_every_checkpoint_is_damaged_does_not_start_from_nothing(tiny):
+    run = build_tiny(tiny())
+    path = saved(run)
+    (path / MODEL).unlink()
+    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints below .*tiny is whole.* without --resume"):
+        choose_checkpoint("auto", run.config.run_dir)
+    shutil.rmtree(path)
+    assert choose_checkpoint("auto", run.config.run_dir) is None
