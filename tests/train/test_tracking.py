@@ -176,9 +176,7 @@ def test_store_that_fails_is_asked_once_in_a_hurry_and_then_left_alone_for_a_whi
     asked = []
 
     def refuse(*_args, **_kwargs):
-        asked.append(
-            {name: os.environ[name] for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT")}
-        )
+        asked.append([os.environ[f"MLFLOW_HTTP_REQUEST_{name}"] for name in ("MAX_RETRIES", "TIMEOUT")])
         raise MlflowException("gone")
 
     before = dict(os.environ)
