@@ -6,6 +6,7 @@ stopped. The container's commands stand in a `console` block: `.ci/container` bu
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,17 +44,19 @@ def is_server(command: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def desk(main_job: Any) -> Path:
-    """The folder of the main job, with what a reader's checkout and disk would hold."""
-    (main_job.folder / "accelerate_config.yaml").write_bytes((ROOT / "accelerate_config.yaml").read_bytes())
+def desk(main_job: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the main job's folder, with what a reader's checkout and disk would hold."""
+    folder = tmp_path_factory.mktemp("desk") / "main"
+    shutil.copytree(main_job.folder, folder, symlinks=True)
+    (folder / "accelerate_config.yaml").write_bytes((ROOT / "accelerate_config.yaml").read_bytes())
     for index in range(2 * 40):
         name = ("cats", "dogs")[index % 2]
-        folder = main_job.folder / "my_images" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (12, 10), (90 * (index % 2) + index, 120, 40)).save(folder / f"{index}.jpg")
+        images = folder / "my_images" / name
+        images.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 10), (90 * (index % 2) + index, 120, 40)).save(images / f"{index}.jpg")
     for name, text in FILES.items():
-        (main_job.folder / name).write_text(text, encoding="utf-8")
-    return Path(main_job.folder)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
 
 
 def run(command: str, folder: Path, shell: dict[str, str]) -> str:

@@ -17,6 +17,15 @@ def send(number: int) -> None:
         pass
 
 
+@pytest.fixture(autouse=True)
+def _defaults():
+    """A shell lets what it starts in the background ignore Ctrl-C, and nohup a closed terminal: not here."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimpleNamespace(time=100.0)
