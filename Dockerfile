@@ -6,19 +6,19 @@
 #   docker run -p 8000:8000 -v "$PWD/my_bundle:/bundle:ro" -e SERVE_MODEL_URI=/bundle attention-zoo
 #
 # `train` is the trainer; it starts one process for each GPU that it is given, one on a machine without any, and takes the
-# same words as `python -m train`. It runs as user 10001 in /work, where it leaves runs/ and mlflow.db; a folder of yours
+# same words as `python -m train`. It runs as user 10001 in /training, where it leaves runs/ and mlflow.db; a folder of yours
 # that is mounted there must be writable for that user, or say --user "$(id -u):$(id -g)":
 #
 #   docker build --target train -t attention-zoo-train .
 #   docker run --rm attention-zoo-train digits --dry-run
-#   docker run --gpus all --shm-size 8g -v "$PWD/work:/work" -v /my/images:/data:ro attention-zoo-train --name mine --data.root /data
+#   docker run --gpus all --shm-size 8g -v "$PWD/work:/training" -v /my/images:/data:ro attention-zoo-train --name mine --data.root /data
 #
 # --shm-size (or --ipc=host): loader processes and NCCL share memory, of which a container has 64 MB by itself. On several
 # machines the ranks must reach one another at any port: --network host, and for each machine its number and machine 0's
 # address; more in deploy/launch, the entry point. Another command instead: --entrypoint python, or a pod's `command`.
 #
 #   docker run --gpus all --ipc=host --network host -e PET_NNODES=2 -e PET_NODE_RANK=0 -e PET_MASTER_ADDR=10.0.0.1 \
-#     -v /shared/work:/work attention-zoo-train digits --tracking.uri http://tracking:5000 --resume auto
+#     -v /shared/work:/training attention-zoo-train digits --tracking.uri http://tracking:5000 --resume auto
 #
 # Small: torch's default wheels bring CUDA, several GB. For CPUs alone, name torch's CPU wheel index:
 #   docker build --build-arg PIP_ARGS="--extra-index-url URL" ...        (it stays in the image's history: no password in it)
@@ -60,13 +60,13 @@ ARG PIP_ARGS=""
 RUN python -c "import tomllib; e = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
 print(*(r for r in e['train'] + e['postgres'] if not r.startswith('attention-zoo')), sep='\n')" > requirements.txt \
     && pip install $PIP_ARGS -c constraints.txt -r requirements.txt \
-    && install -d -o 10001 -g 10001 /work
+    && install -d -o 10001 -g 10001 /training
 COPY accelerate_config.yaml deploy/launch ./
 COPY --from=packages /packages/train /opt/venv
 # USER: MLflow and torch ask for a name, which a user given by --user has not. There is no git, nor need of one.
 ENV USER=zoo \
     GIT_PYTHON_REFRESH=quiet
-WORKDIR /work
+WORKDIR /training
 USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/opt/attention-zoo/launch"]

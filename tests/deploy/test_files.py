@@ -85,7 +85,7 @@ def test_trainjob_saves_within_its_grace_period_and_writes_where_it_may():
     assert work["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert job["trainer"]["numProcPerNode"] == job["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
     words = job["trainer"]["args"]
-    assert words[words.index("--output_dir") + 1].startswith("/work/")
+    assert words[words.index("--output_dir") + 1].startswith("/training/")
     assert words[words.index("--resume") + 1] == "auto"
 
 

@@ -40,7 +40,7 @@ def pods(tmp_path: Path, shell: dict[str, str], empty_store: Path) -> Iterator[l
     """Both pods' containers, started together on the claim that they share, with a store beside it."""
     trainer, port = read_trainer(), free_port()
     shutil.copy(empty_store, tmp_path / "mlflow.db")
-    words = [str(tmp_path / "runs") if word == "/work/runs" else word for word in trainer["args"]]
+    words = [str(tmp_path / "runs") if word == "/training/runs" else word for word in trainer["args"]]
     started = []
     for node in range(trainer["numNodes"]):
         environ = shell | pod_environment(trainer, node, port)

@@ -27,7 +27,7 @@ class TrackingServer:
         service = read_compose({"POSTGRES_PASSWORD": PASSWORD, **(environ or {})})["mlflow"]
         port, self.artifacts, self.log = free_port(), folder / "artifacts", folder / "server.log"
         here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=5000": f"--port={port}", "--workers=4": "--workers=2"}
-        here |= {"--artifacts-destination=/work/artifacts": f"--artifacts-destination={self.artifacts}"}
+        here |= {"--artifacts-destination=/training/artifacts": f"--artifacts-destination={self.artifacts}"}
         words = [*service["entrypoint"], *service["command"]]
         assert here.keys() <= set(words), words
         self.command = [str(Path(sys.executable).parent / words[0]), *(here.get(word, word) for word in words[1:])]
