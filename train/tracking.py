@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PARAM_LIMIT, _TAG_LIMIT, _BATCH = 6000, 5000, 100
 _PAUSE_S = 30.0  # after a try in vain; all ranks wait for each
+_LAST_S = 60.0
 
 
 class Tracker:
@@ -158,9 +159,24 @@ class Tracker:
 
         if failure is not None:
             self.set_tags({FAILURE: failure})
-        self._flush(patient=status != "FINISHED")
+        if status == "FINISHED":
+            self._flush_at_last()
+        else:
+            self._flush(patient=True)
         with self._explained("the run cannot be ended"):
             mlflow.end_run(status)
+
+    def _flush_at_last(self) -> None:
+        """Send the metrics that wait, for a minute if need be: a server that is down may just be starting again."""
+        deadline = time.monotonic() + _LAST_S
+        while True:
+            try:
+                return self._flush(patient=False)
+            except TrackingError as error:
+                if time.monotonic() > deadline:
+                    raise
+                logger.warning("%s; trying again, for a minute at most", _one_line(error))
+                time.sleep(2)
 
     def _flush(self, *, patient: bool) -> None:
         """Send the metrics that wait; if `patient`, those that cannot be sent at once go on waiting, half a minute."""

@@ -193,11 +193,29 @@ def test_store_that_fails_is_asked_once_in_a_hurry_and_then_left_alone_for_a_whi
     assert [step for step, _ in history(tracker, "train/loss")] == [1, 2, 3, 4, 5]
 
 
+def test_server_that_starts_again_at_the_very_end_is_waited_for(tracker, monkeypatch, caplog):
+    real, failures = mlflow.log_metrics, iter([True, True, True])
+
+    def log_metrics(*args, **kwargs):
+        if next(failures, False):
+            raise MlflowException("starting")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(mlflow, "log_metrics", log_metrics)
+    monkeypatch.setattr(tracking.time, "sleep", lambda _seconds: None)
+    with caplog.at_level(logging.WARNING), tracker.ending():
+        tracker.log_metrics({"train/loss": 1.0}, step=1)
+    assert history(tracker, "train/loss") == [(1, 1.0)]
+    assert "trying again, for a minute at most" in caplog.text
+
+
 def test_metrics_that_never_arrive_are_an_error_at_the_end(tracker, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise MlflowException("gone")
 
     monkeypatch.setattr(mlflow, "log_metrics", refuse)
+    monkeypatch.setattr(tracking, "_LAST_S", 0.0)
+    monkeypatch.setattr(tracking.time, "sleep", lambda _seconds: None)
     tracker.log_metrics({"a": 1.0}, step=1)
     tracker.log_metrics({"a": 2.0}, step=2)
     with pytest.raises(TrackingError, match="2 metrics could not be logged: gone"), tracker.ending():
