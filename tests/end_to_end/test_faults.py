@@ -232,7 +232,7 @@ def test_second_training_of_the_same_run_is_refused_and_a_closed_terminal_ends_t
 
     os.close(alive.terminal)
     alive.process.send_signal(signal.SIGHUP)  # as the system does; from now on it can print nothing
-    assert alive.process.wait(30) == 1
+    assert alive.process.wait(120) == 1
     wait_for_end(alive.mark, 10)
     assert find_marked(alive.mark) == {}
     end = alive.folder.look()
