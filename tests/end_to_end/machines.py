@@ -48,7 +48,7 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still there after {timeout_s:.0f} s:\n{self.text}") from None
 
-    def wait_for(self, said: str, timeout_s: float = 90) -> None:
+    def wait_for(self, said: str, timeout_s: float = 300) -> None:
         """Wait until it has said something."""
         deadline = time.monotonic() + timeout_s
         while said not in self.text:
