@@ -15,7 +15,7 @@ from pydantic import BaseModel, JsonValue
 from train.config import TrackingConfig
 from train.errors import RunEnded, Stopped, TrackingError
 from train.faults.cause import was_told
-from train.faults.marking import FAILURE
+from train.faults.marking import FAILURE, TAG_LIMIT
 from train.patience import ENVIRONMENT, hurried, undisturbed
 from train.store import check_store, is_new, without_password
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PARAM_LIMIT, _TAG_LIMIT, _BATCH = 6000, 5000, 100
+_PARAM_LIMIT, _BATCH = 6000, 100
 _PAUSE_S = 30.0  # after a try in vain; all ranks wait for each
 _LAST_S = 60.0
 
@@ -114,7 +114,7 @@ class Tracker:
         if self._client is not None:
             with self._explained("tags cannot be set"):
                 for key, value in tags.items():
-                    self._client.set_tag(self.run_id, key, value[:_TAG_LIMIT])
+                    self._client.set_tag(self.run_id, key, value[:TAG_LIMIT])
 
     def find_tag(self, run_id: str, key: str) -> str | None:
         """Return a tag of any run; None if it is not set, or on another rank than the main."""

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 FAILURE = "failure"
 _PATIENCE_S = 15.0  # a launcher kills what still stands 30 s after its SIGTERM
-_TAG_LIMIT = 5000
+TAG_LIMIT = 5000
 
 Status = Literal["FAILED", "KILLED"]
 
@@ -73,9 +73,8 @@ def is_reachable(uri: str, *, same_machine: bool) -> bool:
 def _write(uri: str, run_id: str, status: Status, reason: str) -> None:
     from mlflow import MlflowClient
 
-    file = find_file(uri)
-    if file is not None and not file.exists():  # the client would make an empty one
-        raise FileNotFoundError(f"no file {file}")
+    if is_new(uri):  # the client would make an empty one
+        raise FileNotFoundError(f"no file {find_file(uri)}")
     client = MlflowClient(tracking_uri=uri)
-    client.set_tag(run_id, FAILURE, reason[:_TAG_LIMIT])
+    client.set_tag(run_id, FAILURE, reason[:TAG_LIMIT])
     client.set_terminated(run_id, status)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,14 +32,11 @@ class Peer:
 
 
 def find_peers(accelerator: Accelerator, infos: Sequence[RankInfo]) -> tuple[Peer, ...]:
-    """Gather the process of every rank, in rank order; all ranks together."""
-    mine = Peer(
-        accelerator.process_index,
-        infos[accelerator.process_index].hostname,
-        find_system(),
-        os.getpid(),
+    """Return every rank's process, in rank order: as `infos` say, with its system, gathered; all ranks together."""
+    systems = gather_json(find_system(), accelerator)
+    return tuple(
+        Peer(info.rank, info.hostname, str(system), info.pid) for info, system in zip(infos, systems, strict=True)
     )
-    return tuple(Peer(**row) for row in gather_json(asdict(mine), accelerator))  # type: ignore[arg-type]
 
 
 def find_system() -> str:
