@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from serve.app import create_app
 from serve.errors import LocateError
-from serve.locate import locate_model
+from serve.models.locate import locate_model
 from serve.predictor import Predictor
 from serve.settings import Settings
 from zoo.errors import BundleError, MissingPluginError, PluginError
@@ -36,11 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger("urllib3").setLevel("ERROR")  # it warns at every retry; the last failure says it all
         with open_socket(settings.host, settings.port) as listener, TemporaryDirectory(prefix="serve-") as folder:
             load_plugins(settings.plugins)
-            located = locate_model(settings.model_uri, Path(folder))
-            predictor = Predictor.from_bundle(located.bundle, name=located.name, version=located.version)
+            predictors = [load_predictor(uri, Path(folder), settings) for uri in settings.model_uri]
             listener.listen()  # from here on a request waits at worst, it is not refused
-            _greet(predictor, settings.host, listener.getsockname()[1])
-            _run(settings, predictor, listener)
+            _greet(predictors, settings.host, listener.getsockname()[1])
+            _run(settings, predictors, listener)
     except (LocateError, MissingPluginError, OSError, PluginError, ValidationError) as error:
         return _complain(_MISTAKE, error)
     except BundleError as error:
@@ -48,6 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         pass
     return 0
+
+
+def load_predictor(uri: str, folder: Path, settings: Settings) -> Predictor:
+    """Find, load and prove the model at `uri`; what is downloaded goes below `folder`."""
+    located = locate_model(uri, folder)
+    return Predictor.from_bundle(located.bundle, name=located.name, version=located.version)
 
 
 def read_settings(argv: Sequence[str] | None = None) -> Settings:
@@ -69,7 +74,7 @@ def read_settings(argv: Sequence[str] | None = None) -> Settings:
         if name == "plugins":
             parser.add_argument(flag, action="append", metavar="FILE", help=text)
         elif name == "model_uri":
-            parser.add_argument(flag, nargs="?", metavar="MODEL_URI", help=text)
+            parser.add_argument(flag, nargs="*", metavar="MODEL_URI", default=argparse.SUPPRESS, help=text)
         else:
             parser.add_argument(flag, metavar="VALUE", help=text)
     return Settings(**vars(parser.parse_args(argv)))
@@ -93,9 +98,9 @@ def open_socket(host: str, port: int) -> socket.socket:
         return listener
 
 
-def _run(settings: Settings, predictor: Predictor, listener: socket.socket) -> None:
+def _run(settings: Settings, predictors: list[Predictor], listener: socket.socket) -> None:
     config = uvicorn.Config(
-        create_app(settings, predictor),
+        create_app(settings, *predictors),
         log_level=settings.log_level,
         access_log=False,
         timeout_graceful_shutdown=settings.shutdown_timeout_s,
@@ -103,15 +108,16 @@ def _run(settings: Settings, predictor: Predictor, listener: socket.socket) -> N
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def _greet(predictor: Predictor, host: str, port: int) -> None:
+def _greet(predictors: list[Predictor], host: str, port: int) -> None:
     url = f"http://{'localhost' if host in ('0.0.0.0', '::') else host}:{port}"
-    card = predictor.card
-    print(
-        f"serving {predictor.name} version {predictor.version} on {url} ({card.backbone}, {card.attention} attention, "
-        f"{len(card.class_names)} classes); try\n"
-        f"  curl -H 'Content-Type: image/png' --data-binary @image.png {url}/invocations",
-        flush=True,
-    )
+    for predictor in predictors:
+        card = predictor.card
+        print(
+            f"serving {predictor.name} version {predictor.version} on {url} ({card.backbone}, {card.attention} attention, "
+            f"{len(card.class_names)} classes, engine {card.engine.name})",
+            flush=True,
+        )
+    print(f"try\n  curl -H 'Content-Type: image/png' --data-binary @image.png {url}/invocations", flush=True)
 
 
 def _complain(status: int, error: Exception) -> int:

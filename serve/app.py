@@ -1,6 +1,8 @@
-"""The application: routes over a predictor, and every error as one JSON object."""
+"""The application: routes over the shelf of models, and every error as one JSON object."""
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -8,18 +10,32 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from serve.errors import STATUSES
+from serve.batching.batcher import BatchLimits
+from serve.errors import STATUSES, RetryError
+from serve.models.served import ServedModel, Shelf
+from serve.operations.metrics import Metrics
+from serve.pipeline import Pipeline
 from serve.predictor import Predictor
-from serve.routes import build_router
+from serve.routes import invocations, probes
 from serve.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings, predictor: Predictor) -> FastAPI:
-    """Build the application that answers for `predictor`."""
-    app = FastAPI(title="attention-zoo", openapi_url=None)  # its request bodies are not described by the routes
-    app.include_router(build_router(settings, predictor))
+def create_app(settings: Settings, *predictors: Predictor) -> FastAPI:
+    """Build the application that answers for `predictors`, the first by default."""
+    metrics = Metrics()
+    limits = BatchLimits(settings.max_batch, settings.batch_wait_ms / 1000, settings.max_queue)
+    shelf = Shelf([ServedModel(predictor, limits, metrics) for predictor in predictors])
+
+    @asynccontextmanager
+    async def live(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await shelf.close()
+
+    app = FastAPI(title="attention-zoo", openapi_url=None, lifespan=live)
+    app.include_router(invocations.build_router(shelf, Pipeline(settings, metrics)))
+    app.include_router(probes.build_router(shelf, metrics))
     for kind in STATUSES:
         app.add_exception_handler(kind, _answer_mistake)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -34,7 +50,8 @@ def _error(status: int, code: str, message: str, headers: dict[str, str] | None 
 
 def _answer_mistake(_request: Request, error: Exception) -> Response:
     status, code = next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
-    return _error(status, code, str(error))
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, RetryError) else None
+    return _error(status, code, str(error), headers)
 
 
 def _answer_http(_request: Request, error: Exception) -> Response:

@@ -17,7 +17,7 @@ from PIL import Image
 
 import serve
 import zoo
-from serve.schemas import DEFAULT_TOP_K
+from serve.protocol.schemas import DEFAULT_TOP_K
 from zoo.bundle import CARD
 from zoo.card import ModelCard, read_card
 from zoo.plugin_check import check_plugins

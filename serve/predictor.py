@@ -1,46 +1,58 @@
 """A bundle that answers: images in, class probabilities and labels out."""
 
 from pathlib import Path
-from threading import Lock
 from typing import Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from serve.schemas import DEFAULT_TOP_K, Prediction, Score
-from zoo.bundle import check_golden, load_bundle
-from zoo.card import ModelCard
+from serve.engines.engine import Engine, EngineOptions, open_engine
+from serve.protocol.schemas import DEFAULT_TOP_K, Prediction, Score
+from zoo.card import EngineChoice, ModelCard, read_card
+from zoo.files.bundle_files import CARD
 
 
 class Predictor:
-    """A model with its card. Threads may share it: one forward pass runs at a time, on all of torch's threads.
+    """An engine with its model's card. One thread at a time may call it.
 
     Args:
-        model: The model, in eval mode.
-        card: Its card.
+        engine: What computes logits.
+        card: The model's card.
         name: What to call it in replies: the registered model's name.
         version: Its version in the registry.
     """
 
-    def __init__(self, model: nn.Module, card: ModelCard, *, name: str = "local", version: str = "local") -> None:
+    def __init__(self, engine: Engine, card: ModelCard, *, name: str = "local", version: str = "local") -> None:
+        self.engine = engine
         self.card = card
         self.name = name
         self.version = version
-        self._model = model
-        self._lock = Lock()
 
     @classmethod
-    def from_bundle(cls, path: Path, *, name: str = "local", version: str = "local") -> Self:
+    def from_bundle(
+        cls,
+        path: Path,
+        *,
+        name: str = "local",
+        version: str = "local",
+        choice: EngineChoice | None = None,
+        options: EngineOptions | None = None,
+    ) -> Self:
         """Load the bundle at `path` and prove that it answers its golden example as it did when it was saved.
+
+        Args:
+            path: The bundle's directory.
+            name: What to call it in replies.
+            version: Its version in the registry.
+            choice: Another engine than the card's.
+            options: How this machine runs it.
 
         Raises:
             BundleError: If it is damaged, or answers otherwise.
+            EngineError: If the engine is not installed here, or cannot run it.
         """
-        model, card = load_bundle(path)
-        check_golden(model, path)
-        return cls(model, card, name=name, version=version)
+        card = read_card(path / CARD)
+        return cls(open_engine(path, card, choice=choice, options=options), card, name=name, version=version)
 
     def predict(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Compute class probabilities.
@@ -54,16 +66,20 @@ class Predictor:
         Raises:
             RuntimeError: If the model answers with NaN.
         """
-        with self._lock, torch.inference_mode():
-            logits = self._model(torch.from_numpy(images))
-            probabilities: NDArray[np.float32] = logits.float().softmax(dim=-1).numpy()
+        logits = self.engine.run(images)
+        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probabilities: NDArray[np.float32] = exponentials / exponentials.sum(axis=-1, keepdims=True)
         if not np.isfinite(probabilities).all():
             raise RuntimeError("the model's probabilities are not finite")
         return probabilities
 
     def label(self, images: NDArray[np.float32], top_k: int = DEFAULT_TOP_K) -> list[Prediction]:
         """Name the most probable classes of each image; arguments as for `predict`."""
-        return [self._name(row, top_k) for row in self.predict(images)]
+        return self.name_classes(self.predict(images), top_k)
+
+    def name_classes(self, probabilities: NDArray[np.float32], top_k: int = DEFAULT_TOP_K) -> list[Prediction]:
+        """Name the `top_k` most probable classes of each row of (B, K)."""
+        return [self._name(row, top_k) for row in probabilities]
 
     def _name(self, probabilities: NDArray[np.float32], top_k: int) -> Prediction:
         best = np.argsort(-probabilities, kind="stable")[:top_k]  # equals keep the order of the classes

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
-from serve.encoding import decode_cell
 from serve.package import PLUGINS
 from serve.predictor import Predictor
-from serve.schemas import DEFAULT_TOP_K
+from serve.protocol.encoding import decode_cell
+from serve.protocol.schemas import DEFAULT_TOP_K
 from zoo.bundle import CARD
 from zoo.card import read_card
 from zoo.plugins import load_plugins

@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -9,36 +10,97 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from zoo.preprocess import DEFAULT_LIMITS
 
+MIB = 1024 * 1024
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
 
 class Settings(BaseSettings):
     """One field for each setting; the field's docstring is its help."""
 
     model_config = SettingsConfigDict(env_prefix="SERVE_", frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    model_uri: Annotated[str, Field(min_length=1)] = "models:/digits@champion"
-    """What to serve: models:/NAME@ALIAS, models:/NAME/VERSION, or a bundle's directory."""
+    model_uri: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("models:/digits@champion",)
+    """What to serve: models:/NAME@ALIAS, models:/NAME/VERSION, or a bundle's directory; several are separated by spaces
+    on the line, by commas in the variable. The first is the one that /invocations means."""
     plugins: Annotated[tuple[str, ...], NoDecode] = ()
     """Python files (my_attention.py) or modules that register the model's attention; several are separated by commas
     or by the system's path separator (a colon here, a semicolon on Windows)."""
+
+    pin: bool = False
+    """Stay with the version that the alias names at the start; otherwise a moved alias is followed."""
+    poll_interval_s: Seconds = 10
+    """Seconds between two looks at an alias."""
+
+    engine: Literal["card", "eager", "compile", "onnx"] = "card"
+    """What computes: the engine that the model's card names, or another."""
+    precision: Literal["card", "fp32", "bf16"] = "card"
+    """Numbers to compute in: what the card names, or another."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """auto (a GPU where there is one), cpu, cuda or cuda:1. One process serves one GPU."""
+    threads: Count | None = None
+    """CPU threads of one forward pass; all cores by default."""
+
+    max_batch: Count = 8
+    """Most images in one forward pass."""
+    batch_wait_ms: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)] = 2
+    """Longest that an image waits for company while the engine is idle, in milliseconds."""
+    max_queue: Count = 128
+    """Most images that wait, are decoded or computed; beyond that the answer is 503 at once."""
+    request_timeout_s: Seconds = 30
+    """Seconds from a request's head to its answer, then 504; a client may ask for less by x-request-timeout-ms."""
+
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for every interface."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
-    max_body_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024
+    max_connections: Count = 1024
+    """Most open connections; beyond that the answer is 503."""
+    head_timeout_s: Seconds = 10
+    """Seconds that a request's head may take to arrive; then the connection is closed."""
+    body_timeout_s: Seconds = 20
+    """Seconds that a body may take to arrive, then 408."""
+    keep_alive_s: Seconds = 75
+    """Seconds that an idle connection stays open."""
+
+    max_body_bytes: Count = 16 * MIB
     """Largest body of a request, in bytes."""
-    max_pixels: Annotated[int, Field(ge=1)] = DEFAULT_LIMITS.max_pixels
+    max_buffered_bytes: Count = 256 * MIB
+    """Largest sum of all bodies that are held at a time, in bytes; beyond that the answer is 503."""
+    max_pixels: Count = DEFAULT_LIMITS.max_pixels
     """Largest image, in pixels (width times height)."""
-    max_images: Annotated[int, Field(ge=1)] = 64
+    max_images: Count = 64
     """Most images in one request."""
+    max_json_depth: Annotated[int, Field(ge=1, le=500)] = 32
+    """Deepest nesting of a JSON body."""
+
+    api_keys_file: Path | None = None
+    """File with one API key on each line; without it no key is asked for. It is read again when it changes."""
+    rate_limit: Annotated[str, Field(pattern=r"^(|\d+/(second|minute|hour|day))$")] = ""
+    """Most requests of one client (its key, or else its address), such as 100/second; empty for no limit."""
+
     shutdown_timeout_s: Annotated[int, Field(ge=0)] = 10
     """Seconds that open requests may take to finish after SIGTERM."""
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity of what is logged."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of a log line."""
+    access_log: bool = True
+    """Log a line for each request."""
 
     @field_validator("plugins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        given = [value] if isinstance(value, str) else value
-        if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
-            return value
-        return tuple(name for text in given for name in re.split(f"[,{re.escape(os.pathsep)}]", text) if name.strip())
+        return _split(value, f"[,{re.escape(os.pathsep)}]")
+
+    @field_validator("model_uri", mode="before")
+    @classmethod
+    def _split_uris(cls, value: object) -> object:
+        return _split(value, ",")
+
+
+def _split(value: object, separators: str) -> object:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        return value
+    return tuple(name for text in given for name in re.split(separators, text) if name.strip())

@@ -88,7 +88,7 @@ def test_a_file_imports_only_from_below(path: Path) -> None:
         ("zoo", "import train", ["train"]),
         ("serve", "from train import config", ["train.config"]),
         ("serve", "import zoo\nfrom zoo.card import ModelCard\nimport trainer", []),
-        ("train", "from serve.payload import read", ["serve.payload.read"]),
+        ("train", "from serve.protocol.payload import read", ["serve.protocol.payload.read"]),
         ("train", "from serve import package\nfrom serve.package import log_bundle\nimport serve.package", []),
         ("train", "import serve", ["serve"]),
     ],

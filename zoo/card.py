@@ -103,6 +103,15 @@ class PluginSource(_Strict):
     """Version of that package."""
 
 
+class EngineChoice(_Strict):
+    """What computes the answers of whoever serves the model: chosen when it is published, so that replicas agree."""
+
+    name: Literal["eager", "compile", "onnx"] = "eager"
+    """eager: torch. compile: torch.compile. onnx: ONNX Runtime, from the bundle's model.onnx."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 computes in bfloat16 where torch's autocast does; for eager and compile."""
+
+
 def _take_name(plugin: object) -> object:
     return PluginSource(name=plugin) if isinstance(plugin, str) else plugin  # older cards hold names alone
 
@@ -126,6 +135,8 @@ class ModelCard(_Strict):
     """The classes in the order of the logits."""
     preprocessing: Preprocessing
     """How an image becomes the model's input."""
+    engine: EngineChoice = EngineChoice()
+    """What computes the answers where it is served."""
     weights: Literal["raw", "ema"] = "raw"
     """Whether the weights are the trained ones or their exponential moving average."""
     lineage: Lineage = Field(default_factory=Lineage)

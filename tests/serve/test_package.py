@@ -15,7 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import zoo
-from serve.locate import locate_model
+from serve.models.locate import locate_model
 from serve.package import build_signature, log_bundle
 from serve.predictor import Predictor
 from zoo.errors import BundleError, MissingPluginError

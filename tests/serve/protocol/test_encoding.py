@@ -4,7 +4,7 @@ import io
 import pytest
 from PIL import Image
 
-from serve.encoding import decode_base64, decode_cell
+from serve.protocol.encoding import decode_base64, decode_cell
 from zoo.errors import ImageError
 from zoo.preprocess import FORMATS
 

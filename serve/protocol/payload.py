@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from serve.encoding import decode_cell
 from serve.errors import MalformedError, MediaTypeError, TensorError, TooLargeError
-from serve.schemas import DEFAULT_TOP_K, Invocation
+from serve.protocol.encoding import decode_cell
+from serve.protocol.schemas import DEFAULT_TOP_K, Invocation
 from serve.settings import Settings
 from zoo.card import Preprocessing
 from zoo.errors import ImageError

@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from serve.errors import LocateError
-from serve.locate import locate_model
+from serve.models.locate import locate_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 

@@ -1,0 +1,1 @@
+"""From requests to batches: bounded, by size and by time."""

@@ -1,0 +1,1 @@
+"""What computes logits: eager torch, torch.compile, ONNX Runtime. Chosen by a bundle's card."""

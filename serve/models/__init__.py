@@ -1,0 +1,1 @@
+"""Which model is served: found in the registry, loaded beside, verified, swapped, let go."""
