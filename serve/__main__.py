@@ -14,6 +14,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from serve.app import create_app
+from serve.engines.engine import EngineOptions
 from serve.errors import LocateError
 from serve.models.locate import locate_model
 from serve.predictor import Predictor
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def load_predictor(uri: str, folder: Path, settings: Settings) -> Predictor:
     """Find, load and prove the model at `uri`; what is downloaded goes below `folder`."""
     located = locate_model(uri, folder)
-    return Predictor.from_bundle(located.bundle, name=located.name, version=located.version)
+    options = EngineOptions(settings.device, settings.threads, settings.max_batch)
+    return Predictor.from_bundle(located.bundle, name=located.name, version=located.version, options=options)
 
 
 def read_settings(argv: Sequence[str] | None = None) -> Settings:
@@ -113,8 +115,8 @@ def _greet(predictors: list[Predictor], host: str, port: int) -> None:
     for predictor in predictors:
         card = predictor.card
         print(
-            f"serving {predictor.name} version {predictor.version} on {url} ({card.backbone}, {card.attention} attention, "
-            f"{len(card.class_names)} classes, engine {card.engine.name})",
+            f"serving {predictor.name} version {predictor.version} on {url} "
+            f"({card.backbone}, {card.attention} attention, {len(card.class_names)} classes, {card.engine.name})",
             flush=True,
         )
     print(f"try\n  curl -H 'Content-Type: image/png' --data-binary @image.png {url}/invocations", flush=True)

@@ -44,7 +44,7 @@ class Engine(Protocol):
 def open_engine(
     bundle: Path, card: ModelCard, *, choice: EngineChoice | None = None, options: EngineOptions | None = None
 ) -> Engine:
-    """Open the engine that the card chooses, or `choice`, and prove that it answers as the bundle did when it was saved.
+    """Open the engine that the card chooses, or `choice`, and prove that it answers as the bundle did when saved.
 
     Raises:
         BundleError: If the bundle is damaged or answers otherwise.

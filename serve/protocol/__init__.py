@@ -1,1 +1,1 @@
-"""From bytes on the wire to images, and from probabilities to replies: MLflow's scoring protocol and Open Inference v2."""
+"""From bytes on the wire to images, and back to replies: MLflow's scoring protocol and Open Inference v2."""
