@@ -129,6 +129,7 @@ async def test_an_idle_engine_waits_for_what_is_being_decoded(engine: Engine, me
         async with asyncio.timeout(30):
             await asyncio.gather(first, second)
     assert engine.batches == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    await until(lambda: batcher._is_idle)
     place = batcher.reserve(1)
     first = asyncio.create_task(ask(batcher, 1))
     await asyncio.sleep(0.05)
