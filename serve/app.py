@@ -16,7 +16,7 @@ from serve.models.served import ServedModel, Shelf
 from serve.operations.metrics import Metrics
 from serve.pipeline import Pipeline
 from serve.predictor import Predictor
-from serve.routes import invocations, probes
+from serve.routes import invocations, probes, v2
 from serve.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -28,13 +28,17 @@ def create_app(settings: Settings, *predictors: Predictor) -> FastAPI:
     limits = BatchLimits(settings.max_batch, settings.batch_wait_ms / 1000, settings.max_queue)
     shelf = Shelf([ServedModel(predictor, limits, metrics) for predictor in predictors])
 
+    pipeline = Pipeline(settings, metrics)
+
     @asynccontextmanager
     async def live(_app: FastAPI) -> AsyncIterator[None]:
         yield
         await shelf.close()
+        pipeline.close()
 
-    app = FastAPI(title="attention-zoo", openapi_url=None, lifespan=live)
-    app.include_router(invocations.build_router(shelf, Pipeline(settings, metrics)))
+    app = FastAPI(title="attention-zoo", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=live)
+    app.include_router(invocations.build_router(shelf, pipeline))
+    app.include_router(v2.build_router(shelf, pipeline))
     app.include_router(probes.build_router(shelf, metrics))
     for kind in STATUSES:
         app.add_exception_handler(kind, _answer_mistake)

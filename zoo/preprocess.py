@@ -94,10 +94,11 @@ def transform_image(
         red, green, blue = (round(255 * m) for m in preprocessing.mean)
         fill = (red, green, blue)
     image = _center_crop(image, preprocessing.size, fill)
-    pixels = np.asarray(image, dtype=np.float32) / np.float32(255)  # (height, width, 3)
-    pixels -= np.array(preprocessing.mean, dtype=np.float32)
-    pixels /= np.array(preprocessing.std, dtype=np.float32)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    planes = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))  # (3, height, width), while a pixel is a byte
+    pixels: NDArray[np.float32] = planes / np.float32(255)
+    pixels -= np.array(preprocessing.mean, dtype=np.float32)[:, None, None]
+    pixels /= np.array(preprocessing.std, dtype=np.float32)[:, None, None]
+    return pixels
 
 
 def _check_pixels(width: int, height: int, limits: ImageLimits, what: str = "the image") -> None:

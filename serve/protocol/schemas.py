@@ -5,6 +5,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEFAULT_TOP_K = 5
+MAX_TOP_K = 2**63 - 1
+"""Any number of classes; MLflow reads the same as a long."""
 
 
 class _Request(BaseModel):
@@ -25,7 +27,7 @@ class DataframeSplit(_Request):
 class Params(_Request):
     """How to answer."""
 
-    top_k: Annotated[int, Field(ge=1)] = DEFAULT_TOP_K
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = DEFAULT_TOP_K
     """How many classes to list for each image; all of them when there are fewer."""
 
 
@@ -71,3 +73,18 @@ class Reply(BaseModel):
 
     predictions: list[Prediction]
     """One for each image, in the order of the request."""
+
+
+class Fault(BaseModel):
+    """What went wrong."""
+
+    code: str
+    """A short name that stays the same."""
+    message: str
+    """One line for people."""
+
+
+class ErrorReply(BaseModel):
+    """The answer to a request that failed."""
+
+    error: Fault
