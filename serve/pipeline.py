@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
+from serve.batching.leaving import answer_or_leave
 from serve.errors import DeadlineError, MalformedError
 from serve.models.served import ServedModel
 from serve.operations.current import note_model
@@ -72,7 +73,7 @@ class Pipeline:
                 async with self._bodies.read(request) as body:
                     self._read_times.observe(time.perf_counter() - started)
                     asked = await self._parse(request, body, parse)
-                    return asked, await self._compute(asked, served, deadline)
+                    return asked, await answer_or_leave(request, self._compute(asked, served, deadline))
         except TimeoutError as error:
             raise DeadlineError("no answer within the time that a request may take") from error
 

@@ -77,14 +77,14 @@ def _check_structure(body: bytes, limits: JsonLimits) -> None:
         return
     _check_count("strings", (quotes - body.count(b'\\"')) // 2, limits.max_strings)  # there are at least so many
     bare, strings = _STRING.subn(b"", body)  # brackets and quotes inside strings are none
-    _check_count("objects", bare.count(b"{"), limits.max_objects)
-    _check_count("arrays", bare.count(b"["), limits.max_arrays)
-    _check_count("strings", strings, limits.max_strings)
     brackets = np.frombuffer(bare.translate(None, _NO_BRACKETS), np.uint8)
     opens = (brackets == ord("[")) | (brackets == ord("{"))
     depths = np.cumsum(np.where(opens, 1, -1))
     if depths.size and depths.max() > limits.max_depth:
         raise MalformedError(f"the JSON is nested too deeply: more than {limits.max_depth} levels")
+    _check_count("objects", bare.count(b"{"), limits.max_objects)
+    _check_count("arrays", bare.count(b"["), limits.max_arrays)
+    _check_count("strings", strings, limits.max_strings)
 
 
 def _check_count(what: str, got: int, limit: int) -> None:

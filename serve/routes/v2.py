@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve.models.served import ServedModel, Shelf
+from serve.operations.vitals import Vitals
 from serve.pipeline import Pipeline
 from serve.protocol.inference_v2 import build_infer_reply, parse_infer
 from serve.protocol.openapi import INFER_BODY, error_replies, infer_replies
@@ -29,11 +30,11 @@ _BY_NAME = error_replies(ErrorV2, 401, 404, 429, 500, 503)
 _VERSIONS = "/v2/models/{name}/versions/{version}"
 
 
-def build_router(shelf: Shelf, pipeline: Pipeline) -> APIRouter:
+def build_router(shelf: Shelf, pipeline: Pipeline, vitals: Vitals) -> APIRouter:
     """Build the routes that answer for the models on `shelf`."""
     router = APIRouter(tags=["open inference"])
-    _add_server(router, shelf)
-    _add_models(router, shelf)
+    _add_server(router, vitals)
+    _add_models(router, shelf, vitals)
 
     @router.post("/v2/models/{name}/infer", openapi_extra=INFER_BODY, responses=infer_replies(), operation_id="infer")
     async def infer(request: Request, name: str) -> Response:
@@ -60,7 +61,7 @@ async def _infer(request: Request, served: ServedModel, pipeline: Pipeline) -> R
         return reply
 
 
-def _add_server(router: APIRouter, shelf: Shelf) -> None:
+def _add_server(router: APIRouter, vitals: Vitals) -> None:
     @router.get("/v2/", include_in_schema=False)
     @router.get("/v2", responses=_COMMON, operation_id="server_metadata")
     async def describe_server() -> ServerMetadata:
@@ -69,18 +70,22 @@ def _add_server(router: APIRouter, shelf: Shelf) -> None:
 
     @router.get("/v2/health/live", responses=_COMMON, operation_id="server_live")
     async def check_live() -> Live:
-        """Answer as long as the process is well."""
+        """Answer 200 while the process is well; 503 means that only a restart helps."""
+        vitals.check_alive()
         return Live(live=True)
 
     @router.get("/v2/health/ready", responses=_COMMON, operation_id="server_ready")
     async def check_ready() -> Ready:
-        """Answer 200 only where every model answers."""
-        for name in shelf.names:
-            shelf.find(name)
+        """Answer 200 while every model answers; 503 while loading, going down or hanging."""
+        vitals.check_ready()
         return Ready(live=True, ready=True)
 
 
-def _add_models(router: APIRouter, shelf: Shelf) -> None:
+def _add_models(router: APIRouter, shelf: Shelf, vitals: Vitals) -> None:
+    def _ready(served: ServedModel) -> ModelReady:
+        vitals.check_ready()
+        return ModelReady(name=served.predictor.name, ready=True)
+
     @router.get("/v2/models/{name}", responses=_BY_NAME, operation_id="model_metadata")
     async def describe_model(name: str) -> ModelMetadata:
         """Say what a model takes and gives."""
@@ -94,12 +99,12 @@ def _add_models(router: APIRouter, shelf: Shelf) -> None:
     @router.get("/v2/models/{name}/ready", responses=_BY_NAME, operation_id="model_ready")
     async def check_model(name: str) -> ModelReady:
         """Answer 200 only where the model answers."""
-        return ModelReady(name=shelf.find(name).predictor.name, ready=True)
+        return _ready(shelf.find(name))
 
     @router.get(f"{_VERSIONS}/ready", responses=_BY_NAME, operation_id="model_version_ready")
     async def check_version(name: str, version: str) -> ModelReady:
         """Answer 200 only where that version of the model answers."""
-        return ModelReady(name=shelf.find(name, version).predictor.name, ready=True)
+        return _ready(shelf.find(name, version))
 
 
 def _describe(served: ServedModel) -> ModelMetadata:
