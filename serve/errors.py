@@ -10,7 +10,9 @@ ServeError
 ├── TensorError        numbers of another shape or type, or not finite: 422
 ├── RateError          more requests than one client may send: 429, with Retry-After
 ├── QueueFullError     no room left, try again: 503, with Retry-After
+├── NotReadyError      a probe's answer while the server cannot take requests: 503, with Retry-After
 ├── DeadlineError      no answer in time: 504
+├── KeyFileError       a file of API keys that cannot be used; met at the start, never in a request
 ├── EngineError        an engine that is not installed here, or cannot run a bundle; met at a load, never in a request
 └── LocateError        no such model, alias, version or tracking server; met at a load, never in a request
     └── OutOfReachError    the tracking server does not answer
@@ -74,8 +76,16 @@ class QueueFullError(RetryError):
     """No room left."""
 
 
+class NotReadyError(RetryError):
+    """The server cannot take requests now."""
+
+
 class DeadlineError(ServeError):
     """No answer in time."""
+
+
+class KeyFileError(ServeError):
+    """A file of API keys that cannot be used."""
 
 
 class EngineError(ServeError):
@@ -101,5 +111,6 @@ STATUSES: dict[type[ValueError], tuple[int, str]] = {
     TensorError: (422, "bad_tensor"),
     RateError: (429, "too_many_requests"),
     QueueFullError: (503, "queue_full"),
+    NotReadyError: (503, "not_ready"),
     DeadlineError: (504, "deadline"),
 }

@@ -2,6 +2,7 @@
 
 import os
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,7 +19,9 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 class Settings(BaseSettings):
     """One field for each setting; the field's docstring is its help."""
 
-    model_config = SettingsConfigDict(env_prefix="SERVE_", frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        env_prefix="SERVE_", env_ignore_empty=True, frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     model_uri: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("models:/digits@champion",)
     """What to serve: models:/NAME@ALIAS, models:/NAME/VERSION, or a bundle's directory; several are separated by spaces
@@ -55,9 +58,11 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
     max_connections: Count = 1024
-    """Most open connections; beyond that the answer is 503."""
+    """Most open connections; beyond that the answer is 503, to all but probes."""
+    max_head_bytes: Annotated[int, Field(ge=1024, le=MIB)] = 32 * 1024
+    """Largest head of a request (target and header fields), in bytes; beyond that the answer is 431."""
     head_timeout_s: Seconds = 10
-    """Seconds that a request's head may take to arrive; then the connection is closed."""
+    """Seconds that a request's head may take to arrive, then 408 and the connection is closed."""
     body_timeout_s: Seconds = 20
     """Seconds that a body may take to arrive, then 408."""
     keep_alive_s: Seconds = 75
@@ -75,18 +80,26 @@ class Settings(BaseSettings):
     """Deepest nesting of a JSON body."""
 
     api_keys_file: Path | None = None
-    """File with one API key on each line; without it no key is asked for. It is read again when it changes."""
+    """File with one API key on each line, KEY or NAME:KEY (16 to 512 characters, the name is what is logged); without
+    it no key is asked for. It is read again when it changes."""
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ()
+    """Addresses or networks (10.0.0.0/8) of proxies whose X-Forwarded-For is believed, separated by commas; none by
+    default: the client is who connects."""
     rate_limit: Annotated[str, Field(pattern=r"^(|\d+/(second|minute|hour|day))$")] = ""
     """Most requests of one client (its key, or else its address), such as 100/second; empty for no limit."""
 
-    shutdown_timeout_s: Annotated[int, Field(ge=0)] = 10
-    """Seconds that open requests may take to finish after SIGTERM."""
+    hung_after_s: Seconds = 120
+    """Seconds that one batch may compute; beyond that /health answers 503, so that the process is restarted."""
+    drain_grace_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 0
+    """Seconds after SIGTERM for which /ready answers 503 but requests are still taken, so that balancers notice."""
+    shutdown_timeout_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10
+    """Seconds that open requests may take to finish after that; then they are cut."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity of what is logged."""
     log_format: Literal["text", "json"] = "text"
     """Form of a log line."""
     access_log: bool = True
-    """Log a line for each request."""
+    """Log a line for each request; one at debug for a probe that succeeds."""
 
     @field_validator("plugins", mode="before")
     @classmethod
@@ -98,9 +111,21 @@ class Settings(BaseSettings):
     def _split_uris(cls, value: object) -> object:
         return _split(value, ",")
 
+    @field_validator("trusted_proxies", mode="before")
+    @classmethod
+    def _split_proxies(cls, value: object) -> object:
+        return _split(value, ",")
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            ip_network(text)  # "*" is refused too: it would let every client choose its address
+        return value
+
 
 def _split(value: object, separators: str) -> object:
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
         return value
-    return tuple(name for text in given for name in re.split(separators, text) if name.strip())
+    return tuple(name.strip() for text in given for name in re.split(separators, text) if name.strip())

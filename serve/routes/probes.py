@@ -3,37 +3,47 @@
 from importlib.metadata import version
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve.models.served import ServedModel, Shelf
 from serve.operations.metrics import Metrics
+from serve.operations.vitals import Vitals
 from serve.routes.invocations import name_headers
 
-_PROBE = ["GET", "HEAD"]
 
+def build_router(shelf: Shelf, metrics: Metrics, vitals: Vitals) -> APIRouter:
+    """Build the routes that tell about the server and the models on `shelf`."""
+    router = APIRouter(tags=["operations"])
 
-def build_router(shelf: Shelf, metrics: Metrics) -> APIRouter:
-    """Build the routes that answer for the models on `shelf`."""
-    router = APIRouter()
-
-    @router.api_route("/ping", methods=_PROBE)
-    @router.api_route("/health", methods=_PROBE)
+    @router.head("/ping", include_in_schema=False)
+    @router.get("/ping", operation_id="ping")
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", operation_id="health")
     async def check_alive() -> Response:
+        """Answer 200 while the process is well; 503 means that only a restart helps."""
+        vitals.check_alive()
         return JSONResponse({"status": "ok"})
 
-    @router.api_route("/ready", methods=_PROBE)
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready", operation_id="ready")
     async def check_ready() -> Response:
+        """Answer 200 while every model answers; 503 while loading, going down or hanging."""
+        vitals.check_ready()
         return JSONResponse({"status": "ready"}, headers=name_headers(shelf.find()))
 
-    @router.get("/version")
+    @router.get("/version", operation_id="version")
     async def describe() -> Response:
+        """Say which models are served, in which version and by which engine."""
         models = [_describe(shelf.find(name)) for name in shelf.names]
         answer = {"attention_zoo": version("attention-zoo"), "model": models[0], "models": models}
         return JSONResponse(answer, headers=name_headers(shelf.find()))
 
-    @router.get("/metrics")
-    async def show_metrics() -> Response:
-        return Response(metrics.render(), media_type="text/plain; version=1.0.0; charset=utf-8")
+    @router.get("/metrics", operation_id="metrics")
+    async def show_metrics(request: Request) -> Response:
+        """Give all series in Prometheus' text format, or in OpenMetrics' for who accepts it."""
+        body, content_type = metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
     return router
 
