@@ -1,11 +1,15 @@
 """What OpenAPI says of the routes that read their body by hand: content types, replies, errors."""
 
+from importlib.metadata import version
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from serve.errors import STATUSES
-from serve.protocol.schemas import ErrorReply, Invocation, Reply
+from serve.protocol.schemas import MAX_TOP_K, ErrorReply, Invocation, Reply
 from serve.protocol.schemas_v2 import ErrorV2, InferReply, InferRequest
 
 Replies = dict[int | str, dict[str, Any]]
@@ -28,7 +32,21 @@ _NAMES = {
     "x-model-name": {"description": "The model that answered, percent-encoded.", **_TEXT},
     "x-model-version": {"description": "Its version, percent-encoded.", **_TEXT},
 }
+_COMPONENT = "#/components/schemas/{model}"
 _IMAGE = {"schema": {"type": "string", "format": "binary", "minLength": 1, "description": "The bytes of one image."}}
+
+_FILES = {
+    "type": "object",
+    "required": ["images"],
+    "properties": {
+        "images": {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "string", "format": "binary"},
+            "description": "Image files in any field, each with a file name; answered in order.",
+        }
+    },
+}
 
 
 def scoring_replies() -> Replies:
@@ -59,61 +77,48 @@ def error_replies(form: type[BaseModel], *statuses: int) -> Replies:
     return replies
 
 
-def inline_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Write a model's JSON schema with nothing referred to, for a body that FastAPI does not know of."""
-    schema = model.model_json_schema()
-    parts = schema.pop("$defs", {})
-
-    def resolve(node: Any) -> Any:
-        if isinstance(node, list):
-            return [resolve(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        if "$ref" in node:
-            rest = {key: value for key, value in node.items() if key != "$ref"}
-            return {**resolve(parts[node["$ref"].rpartition("/")[2]]), **rest}
-        return {key: resolve(value) for key, value in node.items()}
-
-    resolved: dict[str, Any] = resolve(schema)
-    return resolved
+def build_openapi(app: FastAPI) -> dict[str, Any]:
+    """Write the application's OpenAPI document, with the forms of the bodies that FastAPI does not know of."""
+    document = get_openapi(title=app.title, version=version("attention-zoo"), routes=app.routes)
+    _, definitions = models_json_schema(
+        [(Invocation, "validation"), (InferRequest, "validation")], ref_template=_COMPONENT
+    )
+    schemas = document["components"]["schemas"]
+    schemas.update(definitions["$defs"], ImageFiles=_FILES)
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]  # FastAPI's own: our parameters are text, so it never occurs
+    return document
 
 
-def _top_k() -> dict[str, Any]:
-    schema = inline_schema(Invocation)["properties"]["params"]["anyOf"][0]["properties"]["top_k"]
-    return {"name": "top_k", "in": "query", "required": False, "schema": schema, "description": schema["description"]}
+def _refer(name: str) -> dict[str, Any]:
+    return {"schema": {"$ref": _COMPONENT.format(model=name)}}
 
 
-def _timeout() -> dict[str, Any]:
-    return {
-        "name": "x-request-timeout-ms",
-        "in": "header",
-        "required": False,
-        "schema": {"type": "integer", "minimum": 1, "maximum": 10**18},
-        "description": "Milliseconds after which the answer is 504; never more than the server's own limit.",
-    }
-
-
-_FILES = {
-    "type": "object",
-    "title": "ImageFiles",
-    "required": ["images"],
-    "properties": {
-        "images": {
-            "type": "array",
-            "minItems": 1,
-            "items": {"type": "string", "format": "binary"},
-            "description": "Image files in any field, each with a file name; answered in order.",
-        }
-    },
+_TOP_K = {
+    "name": "top_k",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K},
+    "description": "How many classes to list for each image, 5 unless said; JSON may say it in params instead.",
 }
-
+_TIMEOUT = {
+    "name": "x-request-timeout-ms",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "integer", "minimum": 1, "maximum": 10**18},
+    "description": "Milliseconds after which the answer is 504; never more than the server's own limit.",
+}
 SCORING_BODY: dict[str, Any] = {
-    "parameters": [_top_k(), _timeout()],
+    "parameters": [_TOP_K, _TIMEOUT],
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": inline_schema(Invocation)},
-            "multipart/form-data": {"schema": _FILES},
+            "application/json": _refer("Invocation"),
+            "multipart/form-data": _refer("ImageFiles"),
             "application/octet-stream": _IMAGE,
             "image/*": _IMAGE,
         },
@@ -122,7 +127,7 @@ SCORING_BODY: dict[str, Any] = {
 
 INFER_BODY: dict[str, Any] = {
     "parameters": [
-        _timeout(),
+        _TIMEOUT,
         {
             "name": "inference-header-content-length",
             "in": "header",
@@ -134,7 +139,7 @@ INFER_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": inline_schema(InferRequest)},
+            "application/json": _refer("InferRequest"),
             "application/octet-stream": {
                 "schema": {"type": "string", "format": "binary", "description": "The JSON, then the binary data."}
             },
