@@ -1,28 +1,36 @@
-"""`python -m serve [MODEL_URI]`: answer over HTTP for a model out of the registry."""
+"""`python -m serve [MODEL_URI ...]`: answer over HTTP for models out of the registry."""
 
-import argparse
 import logging
+import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import uvicorn
-from pydantic import ValidationError
+from fastapi import FastAPI
 
 from serve.app import create_app
+from serve.command_line import read_settings, warn_of_unknown
 from serve.engines.engine import EngineOptions
-from serve.errors import LocateError
+from serve.errors import ServeError
 from serve.models.locate import locate_model
+from serve.operations.draining import DrainingServer
+from serve.operations.guarded_protocol import ConnectionLimits, GuardedProtocol
+from serve.operations.log_lines import configure_logging
 from serve.predictor import Predictor
 from serve.settings import Settings
 from zoo.errors import BundleError, MissingPluginError, PluginError
-from zoo.plugins import load_plugins
 
 _MISTAKE, _FAULT = 2, 3
+_SPARE_FILES = 128  # beside connections: libraries, models, logs
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,15 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # a name outside the locale must not end us
     try:
         settings = read_settings(argv)
-        logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("urllib3").setLevel("ERROR")  # it warns at every retry; the last failure says it all
+        configure_logging(settings.log_level, settings.log_format)
+        warn_of_unknown(os.environ)
+        allow_files(settings.max_connections)
         with open_socket(settings.host, settings.port) as listener, TemporaryDirectory(prefix="serve-") as folder:
-            load_plugins(settings.plugins)
+            if settings.plugins:
+                from zoo.plugins import load_plugins  # loads torch
+
+                load_plugins(settings.plugins)
             predictors = [load_predictor(uri, Path(folder), settings) for uri in settings.model_uri]
+            app = create_app(settings, *predictors)
             listener.listen()  # from here on a request waits at worst, it is not refused
             _greet(predictors, settings.host, listener.getsockname()[1])
-            _run(settings, predictors, listener)
-    except (LocateError, MissingPluginError, OSError, PluginError, ValidationError) as error:
+            build_server(settings, app).run(sockets=[listener])
+    except (ServeError, MissingPluginError, OSError, PluginError) as error:
         return _complain(_MISTAKE, error)
     except BundleError as error:
         return _complain(_FAULT, error)
@@ -55,31 +68,6 @@ def load_predictor(uri: str, folder: Path, settings: Settings) -> Predictor:
     located = locate_model(uri, folder)
     options = EngineOptions(settings.device, settings.threads, settings.max_batch)
     return Predictor.from_bundle(located.bundle, name=located.name, version=located.version, options=options)
-
-
-def read_settings(argv: Sequence[str] | None = None) -> Settings:
-    """Merge defaults, the environment's SERVE_* and the command line, the last winning.
-
-    Raises:
-        ValidationError: If a value is out of range.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m serve",
-        description="Answer over HTTP for a model out of the MLflow registry (MLFLOW_TRACKING_URI says which).",
-        epilog="Every setting is also an environment variable: SERVE_PORT=8080 and so on.",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    for name, field in Settings.model_fields.items():
-        flag = "model_uri" if name == "model_uri" else f"--{name.replace('_', '-')}"
-        text = f"{field.description} Default: {field.default or 'none'}".replace("%", "%%")
-        if name == "plugins":
-            parser.add_argument(flag, action="append", metavar="FILE", help=text)
-        elif name == "model_uri":
-            parser.add_argument(flag, nargs="*", metavar="MODEL_URI", default=argparse.SUPPRESS, help=text)
-        else:
-            parser.add_argument(flag, metavar="VALUE", help=text)
-    return Settings(**vars(parser.parse_args(argv)))
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -100,38 +88,64 @@ def open_socket(host: str, port: int) -> socket.socket:
         return listener
 
 
-def _run(settings: Settings, predictors: list[Predictor], listener: socket.socket) -> None:
-    config = uvicorn.Config(
-        create_app(settings, *predictors),
-        log_level=settings.log_level,
-        access_log=False,
-        timeout_graceful_shutdown=settings.shutdown_timeout_s,
+def allow_files(max_connections: int) -> None:
+    """Raise this process's limit of open files to what the connections need, or say that it is too low."""
+    wanted = max_connections + _SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            logger.warning("%d open files are allowed (ulimit -n), fewer than --max-connections needs", allowed)
+
+
+def build_server(settings: Settings, app: FastAPI) -> DrainingServer:
+    """Put the server around the application: how connections are bounded, and how it ends."""
+    limits = ConnectionLimits(
+        max_connections=settings.max_connections,
+        head_timeout_s=settings.head_timeout_s,
+        max_head_bytes=settings.max_head_bytes,
+        unread_timeout_s=settings.request_timeout_s,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=partial(GuardedProtocol, limits=limits, metrics=app.state.metrics, draining=app.state.draining),  # type: ignore[arg-type]
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # a float does as well
+    )
+    return DrainingServer(
+        config, app.state.draining, grace_s=settings.drain_grace_s, timeout_s=settings.shutdown_timeout_s
+    )
 
 
 def _greet(predictors: list[Predictor], host: str, port: int) -> None:
-    url = f"http://{'localhost' if host in ('0.0.0.0', '::') else host}:{port}"
+    url = f"http://{_reachable(host)}:{port}"
     for predictor in predictors:
         card = predictor.card
         print(
             f"serving {predictor.name} version {predictor.version} on {url} "
-            f"({card.backbone}, {card.attention} attention, {len(card.class_names)} classes, {card.engine.name})",
+            f"({card.backbone}, {card.attention} attention, {len(card.class_names)} classes, "
+            f"{predictor.engine.choice.name} on {predictor.engine.device})",
             flush=True,
         )
     print(f"try\n  curl -H 'Content-Type: image/png' --data-binary @image.png {url}/invocations", flush=True)
 
 
+def _reachable(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
 def _complain(status: int, error: Exception) -> int:
-    if isinstance(error, ValidationError):
-        faults = [
-            f"{'.'.join(map(str, e['loc']))}: got {e['input']!r:.80}, {e['msg'][:1].lower()}{e['msg'][1:]}"
-            for e in error.errors(include_url=False)
-        ]
-        message = "; ".join(faults)
-    else:
-        message = " ".join(str(error).split())
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return status
 
 

@@ -12,6 +12,7 @@ ServeError
 ├── QueueFullError     no room left, try again: 503, with Retry-After
 ├── NotReadyError      a probe's answer while the server cannot take requests: 503, with Retry-After
 ├── DeadlineError      no answer in time: 504
+├── SettingsError      a flag or variable that does not fit; met at the start, never in a request
 ├── KeyFileError       a file of API keys that cannot be used; met at the start, never in a request
 ├── EngineError        an engine that is not installed here, or cannot run a bundle; met at a load, never in a request
 └── LocateError        no such model, alias, version or tracking server; met at a load, never in a request
@@ -82,6 +83,10 @@ class NotReadyError(RetryError):
 
 class DeadlineError(ServeError):
     """No answer in time."""
+
+
+class SettingsError(ServeError):
+    """A flag or variable that does not fit."""
 
 
 class KeyFileError(ServeError):

@@ -16,6 +16,13 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
+def _split(value: object, separators: str) -> object:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        return value
+    return tuple(name.strip() for text in given for name in re.split(separators, text) if name.strip())
+
+
 class Settings(BaseSettings):
     """One field for each setting; the field's docstring is its help."""
 
@@ -103,17 +110,12 @@ class Settings(BaseSettings):
 
     @field_validator("plugins", mode="before")
     @classmethod
-    def _split(cls, value: object) -> object:
+    def _split_paths(cls, value: object) -> object:
         return _split(value, f"[,{re.escape(os.pathsep)}]")
 
-    @field_validator("model_uri", mode="before")
+    @field_validator("model_uri", "trusted_proxies", mode="before")
     @classmethod
-    def _split_uris(cls, value: object) -> object:
-        return _split(value, ",")
-
-    @field_validator("trusted_proxies", mode="before")
-    @classmethod
-    def _split_proxies(cls, value: object) -> object:
+    def _split_commas(cls, value: object) -> object:
         return _split(value, ",")
 
     @field_validator("trusted_proxies")
@@ -124,8 +126,27 @@ class Settings(BaseSettings):
         return value
 
 
-def _split(value: object, separators: str) -> object:
-    given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
-        return value
-    return tuple(name.strip() for text in given for name in re.split(separators, text) if name.strip())
+_TITLES = {
+    "model_uri": "what is served",
+    "pin": "following the registry",
+    "engine": "computing",
+    "max_batch": "batches",
+    "host": "connections",
+    "max_body_bytes": "limits of a request",
+    "api_keys_file": "who may ask",
+    "hung_after_s": "life and logs",
+}
+"""The title before a field and those that follow it, for help and documentation."""
+
+
+def _group() -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    title = ""
+    for name in Settings.model_fields:
+        title = _TITLES.get(name, title)
+        groups.setdefault(title, []).append(name)
+    return groups
+
+
+GROUPS = _group()
+"""The fields by title, in order."""
