@@ -9,17 +9,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import uvicorn
 from fastapi import FastAPI
 
 from serve.app import create_app
 from serve.command_line import read_settings, warn_of_unknown
-from serve.engines.engine import EngineOptions
 from serve.errors import ServeError
-from serve.models.locate import locate_model
 from serve.operations.draining import DrainingServer
 from serve.operations.guarded_protocol import ConnectionLimits, GuardedProtocol
 from serve.operations.log_lines import configure_logging
@@ -44,16 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(settings.log_level, settings.log_format)
         warn_of_unknown(os.environ)
         allow_files(settings.max_connections)
-        with open_socket(settings.host, settings.port) as listener, TemporaryDirectory(prefix="serve-") as folder:
+        with open_socket(settings.host, settings.port) as listener:
             if settings.plugins:
                 from zoo.plugins import load_plugins  # loads torch
 
                 load_plugins(settings.plugins)
-            predictors = [load_predictor(uri, Path(folder), settings) for uri in settings.model_uri]
-            app = create_app(settings, *predictors)
-            listener.listen()  # from here on a request waits at worst, it is not refused
-            _greet(predictors, settings.host, listener.getsockname()[1])
-            build_server(settings, app).run(sockets=[listener])
+            _serve(settings, listener)
     except (ServeError, MissingPluginError, OSError, PluginError) as error:
         return _complain(_MISTAKE, error)
     except BundleError as error:
@@ -63,11 +55,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def load_predictor(uri: str, folder: Path, settings: Settings) -> Predictor:
-    """Find, load and prove the model at `uri`; what is downloaded goes below `folder`."""
-    located = locate_model(uri, folder)
-    options = EngineOptions(settings.device, settings.threads, settings.max_batch)
-    return Predictor.from_bundle(located.bundle, name=located.name, version=located.version, options=options)
+def _serve(settings: Settings, listener: socket.socket) -> None:
+    """Listen, load meanwhile, answer until told to end; raise what a model could not be loaded for."""
+    failures: list[Exception] = []
+
+    def give_up(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    greet = partial(_greet, settings.host, listener.getsockname()[1])
+    server = build_server(settings, create_app(settings, on_ready=greet, on_failure=give_up))
+    listener.listen()
+    server.run(sockets=[listener])
+    if failures:
+        raise failures[0]
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -125,7 +126,7 @@ def build_server(settings: Settings, app: FastAPI) -> DrainingServer:
     )
 
 
-def _greet(predictors: list[Predictor], host: str, port: int) -> None:
+def _greet(host: str, port: int, predictors: list[Predictor]) -> None:
     url = f"http://{_reachable(host)}:{port}"
     for predictor in predictors:
         card = predictor.card

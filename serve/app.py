@@ -1,6 +1,8 @@
 """The application: routes over the shelf of models, and every error as one JSON object."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -8,8 +10,10 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from serve.batching.batcher import BatchLimits
 from serve.errors import STATUSES
+from serve.models.keeper import Keeper
+from serve.models.load import get_limits
+from serve.models.locate import parse_uris
 from serve.models.served import ServedModel, Shelf
 from serve.operations import answers
 from serve.operations.access_log import AccessLog
@@ -25,24 +29,51 @@ from serve.protocol.openapi import build_openapi
 from serve.routes import invocations, probes, v2
 from serve.settings import Settings
 
+logger = logging.getLogger(__name__)
 
-def create_app(settings: Settings, *predictors: Predictor) -> FastAPI:
+
+def log_failure(error: Exception) -> None:
+    """Say that a model could not be loaded, where nobody else does."""
+    logger.error("a model cannot be loaded, this server will not be ready: %s", error)
+
+
+def create_app(
+    settings: Settings,
+    *predictors: Predictor,
+    on_ready: Callable[[list[Predictor]], None] = lambda _: None,
+    on_failure: Callable[[Exception], None] = log_failure,
+) -> FastAPI:
     """Build the application that answers for `predictors`, the first by default.
+
+    Args:
+        settings: How to serve, and what: without predictors the models of `model_uri` are loaded while the server
+            answers already, with 503 until they are warm, and are followed from then on.
+        predictors: What to serve instead, as it is.
+        on_ready: Called when every model has answered.
+        on_failure: Called if one of them cannot be loaded.
 
     Raises:
         KeyFileError: If the file of API keys cannot be used.
+        LocateError: If `model_uri` is of no form that is known, or names two models alike.
     """
     metrics, draining = Metrics(), Draining()
-    limits = BatchLimits(settings.max_batch, settings.batch_wait_ms / 1000, settings.max_queue)
-    shelf = Shelf([ServedModel(predictor, limits, metrics) for predictor in predictors])
-
+    uris = [] if predictors else parse_uris(settings.model_uri)
+    shelf = Shelf([model.name for model in (predictors or uris)], metrics)
+    for predictor in predictors:
+        shelf.swap(ServedModel(predictor, get_limits(settings), metrics))
+    keeper = Keeper(settings, uris, shelf, metrics)
     pipeline = Pipeline(settings, metrics)
 
     vitals = Vitals(shelf, draining, settings.hung_after_s)
 
     @asynccontextmanager
     async def live(_app: FastAPI) -> AsyncIterator[None]:
+        keeping = asyncio.create_task(
+            keeper.keep(lambda: on_ready([served.predictor for served in shelf.models]), on_failure)
+        )
         yield
+        keeping.cancel()
+        await asyncio.wait([keeping])
         await shelf.close()
         pipeline.close()
 

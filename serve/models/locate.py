@@ -1,131 +1,124 @@
-"""From a model's URI to its bundle on disk. Reads the registry and files; runs no code out of either."""
+"""From a model's URI to its bundle on disk. MLflow is imported where a URI of its registry is met, and not before."""
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
-
-import mlflow
-import requests
-from mlflow.artifacts import download_artifacts
-from mlflow.entities.model_registry import ModelVersion
-from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
-from sqlalchemy.exc import SQLAlchemyError
 
 from serve.errors import LocateError
-from zoo.bundle import CARD
-from zoo.errors import did_you_mean
+from zoo.files.bundle_files import CARD
 
-_MLFLOW = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-}
-"""Set unless the user has: MLflow's own defaults would wait four minutes for a server that is not there."""
-
-_MISSING = "RESOURCE_DOES_NOT_EXIST"
 _FORMS = "models:/NAME@ALIAS, models:/NAME/VERSION or a bundle's directory"
 
 
 @dataclass(frozen=True)
+class ModelUri:
+    """What a URI says, before anything is looked for.
+
+    Attributes:
+        text: The URI.
+        name: What the model is called in requests: the registered model's name, or the directory's.
+        version: The version, of a URI that names one.
+        alias: The alias, of a URI that names one: it may come to mean another version.
+        folder: The bundle, of a URI that is a directory.
+    """
+
+    text: str
+    name: str
+    version: str = ""
+    alias: str = ""
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class FoundVersion:
+    """What a URI means at a moment.
+
+    Attributes:
+        version: The version in the registry, "local" of a directory.
+        created_ms: When the registry made it, in milliseconds of the epoch: a model that was deleted and registered
+            anew counts its versions from 1 again.
+    """
+
+    version: str
+    created_ms: int = 0
+
+
+@dataclass(frozen=True)
 class LocatedModel:
-    """A bundle on this machine, and what the registry calls it."""
+    """A bundle on this machine, and what the registry calls it.
+
+    Attributes:
+        bundle: The bundle's directory.
+        name: What the model is called in requests.
+        found: Its version.
+    """
 
     bundle: Path
     name: str
-    version: str
+    found: FoundVersion
+
+    @property
+    def version(self) -> str:
+        """Its version in the registry, "local" of a directory."""
+        return self.found.version
 
 
-def locate_model(uri: str, into: Path) -> LocatedModel:
+def parse_uri(uri: str) -> ModelUri:
+    """Split a URI; nothing is looked for yet.
+
+    Raises:
+        LocateError: If it is of none of the forms.
+    """
+    if not uri.startswith("models:"):
+        path = Path(uri)
+        return ModelUri(uri, path.resolve().name, folder=path)
+    rest = uri.removeprefix("models:").lstrip("/")
+    name, at, alias = rest.rpartition("@")
+    if at and name and alias and "/" not in rest:
+        return ModelUri(uri, name, alias=alias)
+    name, slash, version = rest.rpartition("/")
+    if slash and name and version.isascii() and version.isdigit() and "/" not in name:
+        return ModelUri(uri, name, version=version)
+    raise LocateError(f"{uri}: wanted is {_FORMS}")
+
+
+def parse_uris(uris: Sequence[str]) -> list[ModelUri]:
+    """Split the URIs of all models of one server.
+
+    Raises:
+        LocateError: If one is of none of the forms, or two would answer to one name.
+    """
+    parsed: dict[str, ModelUri] = {}
+    for uri in map(parse_uri, uris):
+        if uri.name in parsed:
+            raise LocateError(
+                f"{parsed[uri.name].text} and {uri.text} would both be called {uri.name!r}: one server has one model "
+                "of a name; serve the other on another port, or rename its directory"
+            )
+        parsed[uri.name] = uri
+    return list(parsed.values())
+
+
+def locate_model(uri: str | ModelUri, into: Path, found: FoundVersion | None = None) -> LocatedModel:
     """Find the model at `uri` and have its bundle on this machine.
 
     Args:
         uri: "models:/NAME@ALIAS", "models:/NAME/VERSION", or the path of a bundle's directory.
         into: An existing directory for the download. A local bundle stays where it is.
+        found: What the URI means, where that has been asked already.
 
     Returns:
         The bundle, not yet loaded nor checked.
 
     Raises:
-        LocateError: If the URI is of no such form, or there is no such model, alias, version or server.
+        LocateError: If the URI is of no such form, or there is no such model, alias or version.
+        OutOfReachError: If the registry does not answer.
     """
-    if not uri.startswith("models:"):
-        path = Path(uri)
-        if not (path / CARD).is_file():
-            raise LocateError(f"{uri}: no bundle here ({CARD} is missing); wanted is {_FORMS}")
-        return LocatedModel(path, path.resolve().name, "local")
-    name, version, alias = _parse(uri)
-    for variable, value in _MLFLOW.items():
-        os.environ.setdefault(variable, value)
-    registry = mlflow.get_registry_uri()
-    _check_store(registry)
-    try:
-        found = _resolve(MlflowClient(), name, version, alias)
-        files = Path(download_artifacts(artifact_uri=f"models:/{name}/{found.version}/artifacts", dst_path=str(into)))
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        if _is_out_of_reach(error):
-            line = f"{uri}: no MLflow server answers at {registry}; is MLFLOW_TRACKING_URI right?"
-            raise LocateError(_without_password(line, registry)) from error
-        raise LocateError(_without_password(f"{uri}: cannot be read from {registry}: {error}", registry)) from error
-    cards = list(files.glob(f"*/{CARD}"))
-    if len(cards) != 1:
-        raise LocateError(f"{uri}: version {found.version} holds no bundle of ours; was it published by train?")
-    return LocatedModel(cards[0].parent, name, str(found.version))
+    parsed = parse_uri(uri) if isinstance(uri, str) else uri
+    if parsed.folder is not None:
+        if not (parsed.folder / CARD).is_file():
+            raise LocateError(f"{parsed.text}: no bundle here ({CARD} is missing); wanted is {_FORMS}")
+        return LocatedModel(parsed.folder, parsed.name, FoundVersion("local"))
+    from serve.models.registry import fetch_version, find_version
 
-
-def _parse(uri: str) -> tuple[str, str, str]:
-    """Split a registry URI in name, version and alias; one of the latter is empty."""
-    rest = uri.removeprefix("models:").lstrip("/")
-    name, at, alias = rest.rpartition("@")
-    if at and name and alias and "/" not in rest:
-        return name, "", alias
-    name, slash, version = rest.rpartition("/")
-    if slash and name and version.isascii() and version.isdigit() and "/" not in name:
-        return name, version, ""
-    raise LocateError(f"{uri}: wanted is {_FORMS}")
-
-
-def _resolve(client: MlflowClient, name: str, version: str, alias: str) -> ModelVersion:
-    """Fix the version once, so that an alias that moves meanwhile cannot mix two."""
-    try:
-        model = client.get_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != _MISSING:
-            raise
-        known = [model.name for model in client.search_registered_models()]
-        near = did_you_mean(name, known) if known else "; the registry is empty, train a model first"
-        raise LocateError(f"no registered model {name!r}{near}") from error
-    if alias and alias not in model.aliases:
-        raise LocateError(f"model {name!r} has no alias {alias!r}{did_you_mean(alias, model.aliases)}")
-    try:
-        return client.get_model_version(name, version or str(model.aliases[alias]))
-    except MlflowException as error:
-        if error.error_code != _MISSING:
-            raise
-        known = [str(found.version) for found in client.search_model_versions(f"name = '{name}'")]
-        raise LocateError(f"model {name!r} has no version {version}; it has {', '.join(sorted(known))}") from error
-
-
-def _check_store(uri: str) -> None:
-    """Refuse an SQLite file that is not there: MLflow would make an empty one."""
-    parts = urlsplit(uri)
-    if parts.scheme.startswith("sqlite") and parts.path:
-        path = Path(parts.path[1:])  # sqlite:///relative, sqlite:////absolute
-        if not path.is_file():
-            raise LocateError(f"no MLflow store at {path}; train a model here first, or set MLFLOW_TRACKING_URI")
-
-
-def _is_out_of_reach(error: BaseException | None) -> bool:
-    """Tell a server that cannot be connected to, which MLflow wraps in an error of its own."""
-    while error is not None and not isinstance(error, requests.ConnectionError | requests.Timeout):
-        error = error.__context__
-    return error is not None
-
-
-def _without_password(message: str, uri: str) -> str:
-    """Put the message on one line, without the user and password that `uri` may hold."""
-    credentials = urlsplit(uri).netloc.rpartition("@")[0]
-    if credentials:
-        message = message.replace(f"{credentials}@", "")
-    return " ".join(message.split())[:500]
+    return fetch_version(parsed, found or find_version(parsed), into)

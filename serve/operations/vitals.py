@@ -23,12 +23,10 @@ class Vitals:
         Raises:
             NotReadyError: If one hangs or its thread has ended: nothing but a restart helps.
         """
-        for name in self._shelf.names:
-            batcher = self._shelf.find(name).batcher
-            if not batcher.is_alive:
-                raise NotReadyError("an engine's thread has ended")
-            if batcher.busy_s > self._hung_after_s:
-                raise NotReadyError("an engine has not ended its batch for too long")
+        if not self._shelf.is_alive:
+            raise NotReadyError("an engine's thread has ended")
+        if self._shelf.busy_s > self._hung_after_s:
+            raise NotReadyError("an engine has not ended its batch for too long")
 
     def check_ready(self) -> None:
         """Pass while every model answers and the server means to stay.
@@ -38,6 +36,6 @@ class Vitals:
         """
         if self._draining.began:
             raise NotReadyError("the server is going down")
-        if not self._shelf.names:
-            raise NotReadyError("no model is loaded yet")
         self.check_alive()
+        if not self._shelf.is_ready:
+            raise NotReadyError("a model is still being loaded")

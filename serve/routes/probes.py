@@ -35,9 +35,10 @@ def build_router(shelf: Shelf, metrics: Metrics, vitals: Vitals) -> APIRouter:
     @router.get("/version", operation_id="version")
     async def describe() -> Response:
         """Say which models are served, in which version and by which engine."""
-        models = [_describe(shelf.find(name)) for name in shelf.names]
+        default = shelf.find()
+        models = [_describe(served, shelf) for served in shelf.models]
         answer = {"attention_zoo": version("attention-zoo"), "model": models[0], "models": models}
-        return JSONResponse(answer, headers=name_headers(shelf.find()))
+        return JSONResponse(answer, headers=name_headers(default))
 
     @router.get("/metrics", operation_id="metrics")
     async def show_metrics(request: Request) -> Response:
@@ -48,8 +49,9 @@ def build_router(shelf: Shelf, metrics: Metrics, vitals: Vitals) -> APIRouter:
     return router
 
 
-def _describe(served: ServedModel) -> dict[str, object]:
+def _describe(served: ServedModel, shelf: Shelf) -> dict[str, object]:
     predictor = served.predictor
+    refused = shelf.refused.get(predictor.name)
     card = predictor.card
     return {
         "name": predictor.name,
@@ -60,4 +62,5 @@ def _describe(served: ServedModel) -> dict[str, object]:
         "engine": predictor.engine.choice.model_dump(),
         "device": predictor.engine.device,
         "run_id": card.lineage.run_id,
+        "refused": {"version": refused.version, "reason": refused.reason} if refused else None,
     }
