@@ -18,13 +18,13 @@ from serve.errors import QueueFullError
 from serve.operations.draining import Draining
 from serve.operations.gate import PROBES, REFUSAL
 from serve.operations.metrics import Metrics
-from serve.operations.refusals import BROKEN, CROWDED, LARGE_HEAD, SHORT_BODY, SLOW_HEAD, Refusal
+from serve.operations.refusals import BROKEN, CROWDED, LARGE_HEAD, PIPELINED, SHORT_BODY, SLOW_HEAD, Refusal
 
 logger = logging.getLogger("serve.access")
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MAX_FIELDS = 100
-_MAX_PIPELINED = 16
+_MAX_PIPELINED = 100
 _RESERVE = 32
 _LINGER_S = 2.0
 _MAX_LINGER_BYTES = 1 << 20
@@ -56,7 +56,8 @@ class _Closing:
         self._protocol = protocol
 
     def write(self, data: bytes) -> None:
-        self._protocol.transport.write(data)
+        if not self._protocol.transport.is_closing():  # uvloop raises where asyncio drops it
+            self._protocol.transport.write(data)
 
     def is_closing(self) -> bool:
         return self._protocol.transport.is_closing()
@@ -72,7 +73,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(**uvicorns)
         self._limits, self._metrics, self._draining = limits, metrics, draining
         self._timer: asyncio.TimerHandle | None = None
-        self._head_bytes = self._pending_bytes = self._fields = self._linger_bytes = 0
+        self._head_bytes = self._fed_bytes = self._fields = self._linger_bytes = 0
         self._in_head = self._is_deaf = self._is_surplus = self._has_ended = self._is_used = False
         self._refusal: Refusal | None = None
         self._closing = _Closing(self)
@@ -112,7 +113,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.transport.abort()
             if self._is_deaf or self.transport.is_closing():
                 return
-        self._pending_bytes += len(data)
+        self._fed_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # another protocol is declined by answering in this one
@@ -121,7 +122,7 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal or BROKEN)
             return
-        if self._in_head and self._head_bytes + self._pending_bytes > self._limits.max_head_bytes:
+        if self._in_head and self._fed_bytes > self._limits.max_head_bytes:
             self._refuse(LARGE_HEAD)
         elif not self.is_busy and self._timer is None and self.timeout_keep_alive_task is None:
             self._arm(self._limits.head_timeout_s, self._end_head)
@@ -144,10 +145,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start to answer a request."""
-        self._in_head, self._pending_bytes, self._linger_bytes = False, 0, 0
+        self._in_head, self._linger_bytes = False, 0
         self._disarm()
         if len(self.pipeline) >= _MAX_PIPELINED:
-            self._raise(LARGE_HEAD)
+            self._raise(PIPELINED)
         super().on_headers_complete()
         self.cycle.transport = self._closing  # type: ignore[assignment]
         if self._is_surplus and self.scope["path"] not in PROBES:
@@ -158,7 +159,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End a body; one that was answered before it was all here lets the connection go on."""
-        self._pending_bytes = 0
+        self._fed_bytes = 0  # what follows in this piece of data is of the next head, and is counted by its fields
         super().on_message_complete()
         if self.cycle.response_complete and self.cycle.more_body:
             self.cycle.more_body = False
@@ -233,7 +234,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm(after_s, self._probe, min(2 * after_s, _LAST_PROBE_S))
 
     def _count(self, size: int) -> None:
-        self._pending_bytes = 0
         self._head_bytes += size
         if self._head_bytes > self._limits.max_head_bytes or self._fields > _MAX_FIELDS:
             self._raise(LARGE_HEAD)
@@ -243,9 +243,12 @@ class GuardedProtocol(HttpToolsProtocol):
         raise ValueError(refusal.code)  # out of the parser's callback, so that it stops
 
     def _end_head(self) -> None:
-        """End a connection whose time is up: with a word if it began to ask."""
+        """End a connection whose time is up: with a word if it began to ask.
+
+        One that never did may be a client's store for later: it would take the word for the answer to its request.
+        """
         self._timer = None
-        if self._in_head or not self._is_used:
+        if self._in_head:
             self._refuse(SLOW_HEAD)
         else:
             self.transport.close()

@@ -33,5 +33,6 @@ class Refusal:
 SLOW_HEAD = Refusal(HTTPStatus.REQUEST_TIMEOUT, "slow_head", "the request's head did not arrive in time")
 LARGE_HEAD = Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "large_head", "the request's head is too large")
 BROKEN = Refusal(HTTPStatus.BAD_REQUEST, "bad_request", "the request is not HTTP/1.1")
+PIPELINED = Refusal(HTTPStatus.BAD_REQUEST, "pipelined", "too many requests wait on one connection")
 SHORT_BODY = Refusal(HTTPStatus.BAD_REQUEST, "short_body", "the connection ended before the request did")
 CROWDED = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "crowded", "too many open connections; try again later")
