@@ -10,7 +10,7 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 
 from zoo.card import Preprocessing
 from zoo.errors import ImageError
@@ -19,6 +19,12 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 BACKGROUND = (255, 255, 255)
 """The colour behind transparent areas: white."""
 
+MAX_SCANS = 100
+"""Most scans of a JPEG; encoders make about 10, and each is work on all pixels, however few its bytes are."""
+MAX_REREADS = 16
+"""Most times that the strips or tiles of a TIFF may go over its bytes; equal tiles are shared by some programs."""
+
+_START_OF_SCAN = b"\xff\xda"
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -61,8 +67,10 @@ def decode_image(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Ima
     try:
         with _open(io.BytesIO(data)) as image:
             _check_pixels(image.width, image.height, limits)
+            _check_work(image, data)
             image.load()
-            return _to_rgb(ImageOps.exif_transpose(image))
+            ImageOps.exif_transpose(image, in_place=True)
+            return _to_rgb(image)
     except (ImageError, MemoryError):
         raise
     except Exception as error:  # decoders raise a dozen unrelated types on damaged bytes
@@ -95,7 +103,7 @@ def transform_image(
         fill = (red, green, blue)
     image = _center_crop(image, preprocessing.size, fill)
     planes = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))  # (3, height, width), while a pixel is a byte
-    pixels: NDArray[np.float32] = planes / np.float32(255)
+    pixels: NDArray[np.float32] = np.divide(planes, 255, dtype=np.float32)
     pixels -= np.array(preprocessing.mean, dtype=np.float32)[:, None, None]
     pixels /= np.array(preprocessing.std, dtype=np.float32)[:, None, None]
     return pixels
@@ -106,6 +114,16 @@ def _check_pixels(width: int, height: int, limits: ImageLimits, what: str = "the
         raise ImageError(f"{what} has no pixels ({width} x {height})")
     if width * height > limits.max_pixels:
         raise ImageError(f"{what} has {width} x {height} pixels, more than the limit of {limits.max_pixels} in all")
+
+
+def _check_work(image: Image.Image, data: bytes) -> None:
+    """Refuse files that make a decoder go over the same pixels or bytes again and again."""
+    if image.format == "JPEG" and data.count(_START_OF_SCAN) > MAX_SCANS:
+        raise ImageError(f"the image is a JPEG of more than {MAX_SCANS} scans")
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        sizes = [image.tag_v2.get(tag, ()) for tag in (TiffImagePlugin.STRIPBYTECOUNTS, TiffImagePlugin.TILEBYTECOUNTS)]
+        if sum(map(sum, sizes)) > MAX_REREADS * len(data):
+            raise ImageError("the image is a TIFF whose strips or tiles are the same bytes again and again")
 
 
 def _open(file: IO[bytes]) -> Image.Image:
@@ -132,17 +150,20 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ImageError("floating-point pixels have no known range; save the image with 8 or 16 bits")
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     backdrop = Image.new("RGBA", image.size, (*BACKGROUND, 255))
-    return Image.alpha_composite(backdrop, image.convert("RGBA")).convert("RGB")
+    return Image.alpha_composite(backdrop, image if image.mode == "RGBA" else image.convert("RGBA")).convert("RGB")
 
 
 def _to_eight_bit(image: Image.Image) -> Image.Image:
     """Scale 16-bit grey to 8 bits, rounding to nearest; Pillow's own conversion would clip at 255."""
-    grey = np.asarray(image).astype(np.int64)
+    grey = np.asarray(image)
     if grey.min() < 0 or grey.max() > 65535:
         raise ImageError("32-bit pixels have no known range; save the image with 8 or 16 bits")
-    eight = Image.fromarray(((grey + 128) // 257).astype(np.uint8))
+    rounded = grey.astype(np.uint32)
+    rounded += 128
+    rounded //= 257
+    eight = Image.fromarray(rounded.astype(np.uint8))
     transparent = image.info.get("transparency")  # one grey level that stands for "nothing here"
     if isinstance(transparent, int):
         eight.putalpha(Image.fromarray(np.where(grey == transparent, 0, 255).astype(np.uint8)))
