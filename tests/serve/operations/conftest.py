@@ -113,11 +113,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def run_app(
-    app: ASGIApp, echo: Echo, limits: ConnectionLimits, keep_alive_s: float, timeout_s: float
-) -> Iterator[Running]:
-    metrics, draining = Metrics(), Draining()
-    wrapped = AccessLog(Gate(app, None, None), metrics)
+def run_echo(limits: ConnectionLimits, keep_alive_s: float = 20, timeout_s: float = 5) -> Iterator[Running]:
+    metrics, draining, echo = Metrics(), Draining(), Echo()
+    wrapped = AccessLog(Gate(echo, None, None), metrics)
     config = uvicorn.Config(
         wrapped,
         loop="uvloop",
