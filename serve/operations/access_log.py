@@ -16,6 +16,7 @@ faults = logging.getLogger("serve")
 
 _CLIENT_LEFT = 499  # nginx's number: no answer was read
 _OTHER = "other"
+_SAID = frozenset({"method", "route", "status"})  # fields that the message holds
 
 
 class AccessLog:
@@ -82,7 +83,7 @@ class AccessLog:
             fields["key"] = current.key
         if current.model:
             fields |= {"model": current.model, "version": current.version, "images": current.images}
-        logger.log(level, "%s %s %s", scope["method"], route, status, extra={"fields": fields})
+        logger.log(level, "%s %s %s", scope["method"], route, status, extra={"fields": fields, "said": _SAID})
 
 
 class _Exchange:

@@ -55,7 +55,9 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Write the same as `JsonLines`, as key=value."""
-        pairs = " ".join(f"{name}={_quote(value)}" for name, value in (_fields(record) | _ids()).items())
+        said = getattr(record, "said", ())  # what the message says already
+        fields = (_fields(record) | _ids()).items()
+        pairs = " ".join(f"{name}={_quote(value)}" for name, value in fields if name not in said)
         line = f"{_time(record)} {record.levelname} {record.name}: {_escape(record.getMessage())}"
         line = f"{line} {pairs}" if pairs else line
         if record.exc_info:
