@@ -79,7 +79,7 @@ def _check_structure(body: bytes, limits: JsonLimits) -> None:
     bare, strings = _STRING.subn(b"", body)  # brackets and quotes inside strings are none
     brackets = np.frombuffer(bare.translate(None, _NO_BRACKETS), np.uint8)
     opens = (brackets == ord("[")) | (brackets == ord("{"))
-    depths = np.cumsum(np.where(opens, 1, -1))
+    depths = np.cumsum(np.where(opens, np.int8(1), np.int8(-1)), dtype=np.int32)
     if depths.size and depths.max() > limits.max_depth:
         raise MalformedError(f"the JSON is nested too deeply: more than {limits.max_depth} levels")
     _check_count("objects", bare.count(b"{"), limits.max_objects)

@@ -20,7 +20,7 @@ def to_tensor(numbers: list[object]) -> NDArray[np.float32]:
     except (ValueError, OverflowError) as error:
         raise TensorError("the tensor is ragged, or nested too deeply") from error
     if array.dtype.kind not in "fiu" or _holds_bool(numbers):
-        raise TensorError("the tensor holds something else than numbers")
+        raise TensorError("the tensor holds something else than numbers, or whole ones of more than 64 bits")
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
 

@@ -23,9 +23,9 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png(width: int, height: int, *chunks: bytes) -> bytes:
+def png(width: int, height: int, *chunks: bytes, pixels: int = 100) -> bytes:
     head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    data = png_chunk(b"IDAT", zlib.compress(bytes((3 * 10 + 1) * 10)))
+    data = png_chunk(b"IDAT", zlib.compress(bytes(4 * pixels)))
     return b"\x89PNG\r\n\x1a\n" + head + b"".join(chunks) + data + png_chunk(b"IEND", b"")
 
 
@@ -116,7 +116,7 @@ def test_a_bomb_is_refused_without_taking_memory(name: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_the_peak_is_seen_where_an_image_takes_memory() -> None:
-    data = encode(Image.new("RGB", (4_000, 4_000)), "PNG")
+    data = png(7_000, 7_000, pixels=7_000**2)
     before = peak_bytes(reset=True)
     decode_image(data)
     assert peak_bytes() - before > 2**25

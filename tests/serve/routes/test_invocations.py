@@ -1,9 +1,9 @@
-"""The endpoints, asked rightly: every form of request gives the model's own answer."""
+"""MLflow's scoring protocol, asked rightly: every form of request gives the model's own answer."""
 
 import io
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import pytest
@@ -99,12 +99,53 @@ def test_class_and_model_names_outside_ascii_round_trip(client: TestClient, text
     assert response.headers["x-model-version"] == "7"
 
 
-@pytest.mark.parametrize("path", ["/ping", "/health", "/ready"])
-def test_probes_answer(client: TestClient, path: str) -> None:
-    assert client.get(path).status_code == client.head(path).status_code == 200
+def test_top_k_stands_in_the_query_where_the_body_is_an_image(client: TestClient, images: list[bytes]) -> None:
+    raw = client.post("/invocations?top_k=2", content=images[0], headers={"content-type": "image/png"})
+    form = client.post("/invocations?top_k=2", files=[("f", ("a.png", images[0]))])
+    assert [len(answer.json()["predictions"][0]["top"]) for answer in (raw, form)] == [2, 2]
 
 
-def test_version_says_what_is_served(client: TestClient) -> None:
-    model = client.get("/version").json()["model"]
-    assert (model["name"], model["version"], model["num_classes"]) == ("数字 model", "7", 3)
-    assert model["attention"] == "parameter"
+def test_top_k_of_the_query_counts_for_json_that_says_nothing(client: TestClient, texts: list[str]) -> None:
+    answer = client.post("/invocations?top_k=1", json={"instances": texts[:1]})
+    assert len(answer.json()["predictions"][0]["top"]) == 1
+
+
+@pytest.mark.parametrize(
+    "query", ["top_k=0", "top_k=-1", "top_k=", "top_k=1.0", "top_k=1&top_k=2", "topk=1", "top_k=9999999999999999999"]
+)
+def test_a_query_that_is_not_understood_is_400(client: TestClient, images: list[bytes], query: str) -> None:
+    answer = client.post(f"/invocations?{query}", content=images[0], headers={"content-type": "image/png"})
+    assert answer.status_code == 400
+    assert "top_k" in answer.json()["error"]["message"]
+
+
+def test_top_k_in_both_places_is_400(client: TestClient, texts: list[str]) -> None:
+    answer = client.post("/invocations?top_k=1", json={"instances": texts[:1], "params": {"top_k": 1}})
+    assert answer.status_code == 400
+    assert "in the query and params in the body" in answer.json()["error"]["message"]
+
+
+def test_a_model_is_asked_by_its_name(client: TestClient, images: list[bytes], expected: list[dict]) -> None:
+    name = quote("数字 model")
+    kind = {"content-type": "image/png"}
+    answer = client.post(f"/models/{name}/invocations", content=images[1], headers=kind)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["predictions"][0]["label"] == expected[1]["label"]
+    assert unquote(answer.headers["x-model-name"]) == "数字 model"
+    assert client.post("/models/other/invocations", content=images[1], headers=kind).status_code == 404
+
+
+@pytest.mark.parametrize("form", ["rows", "records", "column"])
+def test_a_tensor_may_come_row_by_row(
+    client: TestClient, predictor: Predictor, images: list[bytes], expected: list[dict], form: str
+) -> None:
+    rows = [preprocess(image, predictor.card.preprocessing).tolist() for image in images]
+    bodies = {
+        "rows": {"instances": rows},
+        "records": {"instances": [{"image": row} for row in rows]},
+        "column": {"inputs": {"image": rows}},
+    }
+    predictions = client.post("/invocations", json=bodies[form]).json()["predictions"]
+    assert [p["label"] for p in predictions] == [p["label"] for p in expected]
+    for got, wanted in zip(predictions, expected, strict=True):
+        assert got["probability"] == pytest.approx(wanted["probability"], abs=1e-6)
