@@ -35,7 +35,7 @@ def _call(
         settle, outcome = done.set_exception, error
     with suppress(RuntimeError):  # the loop has ended: nobody waits
         loop.call_soon_threadsafe(_settle, done, settle, outcome)
-    del outcome  # likewise
+    del done, settle, outcome  # likewise
 
 
 def _settle(done: asyncio.Future[Any], settle: Callable[[Any], None], outcome: Any) -> None:

@@ -16,7 +16,7 @@ from serve.settings import Settings
 from zoo.errors import ZooError
 from zoo.files.golden import read_bundle_card
 
-_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:;,'\"]+/)*")
+_FOLDERS = re.compile(r"(?<!models:)(?<![\w.])/(?:[^\s/:;,'\"]+/)*")
 _LONGEST = 300
 
 
