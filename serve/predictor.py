@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from serve.engines.engine import Engine, EngineOptions, open_engine
 from serve.protocol.schemas import DEFAULT_TOP_K, Prediction, Score
-from zoo.card import EngineChoice, ModelCard, read_card
-from zoo.files.bundle_files import CARD
+from zoo.card import EngineChoice, ModelCard
+from zoo.files.golden import read_bundle_card
 
 
 class Predictor:
@@ -20,10 +20,20 @@ class Predictor:
         card: The model's card.
         name: What to call it in replies: the registered model's name.
         version: Its version in the registry.
+        difference: The largest difference of a logit at the engine's self-test.
     """
 
-    def __init__(self, engine: Engine, card: ModelCard, *, name: str = "local", version: str = "local") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        card: ModelCard,
+        *,
+        name: str = "local",
+        version: str = "local",
+        difference: float | None = None,
+    ) -> None:
         self.engine = engine
+        self.difference = difference
         self.card = card
         self.name = name
         self.version = version
@@ -51,8 +61,9 @@ class Predictor:
             BundleError: If it is damaged, or answers otherwise.
             EngineError: If the engine is not installed here, or cannot run it.
         """
-        card = read_card(path / CARD)
-        return cls(open_engine(path, card, choice=choice, options=options), card, name=name, version=version)
+        card = read_bundle_card(path)
+        engine, difference = open_engine(path, card, choice=choice, options=options)
+        return cls(engine, card, name=name, version=version, difference=difference)
 
     def predict(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Compute class probabilities.
@@ -66,11 +77,17 @@ class Predictor:
         Raises:
             RuntimeError: If the model answers with NaN.
         """
-        logits = self.engine.run(images)
-        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        probabilities: NDArray[np.float32] = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        probabilities = self.compute(images)
         if not np.isfinite(probabilities).all():
             raise RuntimeError("the model's probabilities are not finite")
+        return probabilities
+
+    def compute(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Compute as `predict` does, but leave a row that is not finite as it is: a batch may be several requests'."""
+        logits = self.engine.run(images)
+        with np.errstate(invalid="ignore", over="ignore"):
+            exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            probabilities: NDArray[np.float32] = exponentials / exponentials.sum(axis=-1, keepdims=True)
         return probabilities
 
     def label(self, images: NDArray[np.float32], top_k: int = DEFAULT_TOP_K) -> list[Prediction]:

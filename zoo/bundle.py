@@ -2,61 +2,75 @@
 
 * `model.safetensors`: the state_dict; tied tensors once, their other names in the metadata.
 * `card.json`: the ModelCard.
+* `model.onnx`: the same function for ONNX Runtime, where the card's engine is that.
 * `golden.safetensors`: one seeded input (1, 3, height, width) and its logits (1, K), for the load-test; in its
-  metadata the SHA-256 of the other two files.
+  metadata the SHA-256 of the other files.
 """
 
-import json
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from zoo.card import ModelCard, read_card, write_card
+from zoo.card import ModelCard, write_card
 from zoo.create import create_model
 from zoo.errors import BundleError, ZooError
 from zoo.files.bundle_files import CARD as CARD
 from zoo.files.bundle_files import GOLDEN as GOLDEN
+from zoo.files.bundle_files import ONNX as ONNX
 from zoo.files.bundle_files import WEIGHTS as WEIGHTS
-from zoo.files.bundle_files import check_digests, digest, hint_inside, written_aside
-from zoo.files.tensor_files import check_finite, find_misfits, list_names, read_tensors, read_tied, write_tensors
+from zoo.files.bundle_files import check_digests, written_aside
+from zoo.files.golden import GOLDEN_TOLERANCE as GOLDEN_TOLERANCE
+from zoo.files.golden import compare_logits as compare_arrays
+from zoo.files.golden import read_bundle_card, read_golden, write_golden
+from zoo.files.onnx_export import check_exportable, export_onnx
+from zoo.files.tensor_files import check_finite, find_misfits, list_names, read_tied, write_tensors
 from zoo.files.ties import tie
 from zoo.plugin_check import check_plugins
 
-GOLDEN_TOLERANCE = 1e-3
-"""Largest difference of golden logits, relative to the largest of them (at least 1).
-
-Wide enough for another processor, thread count or TensorFloat-32, which move float32 logits by 1e-6 to 1e-4; a
-wrong weight or a missing tie moves them by far more.
-"""
+Proof = Callable[[Path, nn.Module], Mapping[str, float]]
+"""What `save_bundle` asks of a bundle before it gets its name, from its folder and its model, in eval mode on the CPU:
+raise BundleError if it must not be; return metrics that its card is to have besides."""
 
 
-def save_bundle(model: nn.Module, card: ModelCard, path: str | Path) -> None:
+def save_bundle(model: nn.Module, card: ModelCard, path: str | Path, *, prove: Proof | None = None) -> None:
     """Write `model` as a bundle at `path`: all of it, proven to load and to answer the same, or nothing.
 
     The bundle is written beside `path`, flushed to disk, loaded back and checked, then renamed into place. The model
-    keeps its device and mode, torch's random stream its state.
+    keeps its device and mode, torch's random stream its state. Where the card's engine is "onnx", model.onnx is
+    exported from the model that was loaded back; that ONNX Runtime computes the same with it, `prove` has to say.
 
     Args:
         model: A model that `zoo.create_model` can rebuild from the card, in float32.
         card: What the model is.
         path: The bundle's directory; it must not exist yet. Its parents are made.
+        prove: A last check of the whole bundle, and metrics for its card.
 
     Raises:
         BundleError: If `path` exists, or card and model do not fit; nothing is left at `path`.
+        ExportError: If the model cannot be exported.
     """
     path = Path(path)
     if path.exists():
         raise BundleError(f"{path}: exists already; bundles are never overwritten, remove it or choose another path")
+    if card.engine.name == "onnx":
+        check_exportable(model)
     with written_aside(path) as aside:
         _write(model, card, aside)
-        check_golden(load_bundle(aside)[0], aside)
+        loaded, _ = load_bundle(aside)
+        check_golden(loaded, aside)
+        golden = read_golden(aside, card)
+        if card.engine.name == "onnx":
+            export_onnx(loaded, card.preprocessing.size, aside / ONNX)
+            shutil.copymode(aside / CARD, aside / ONNX)
+            write_golden(aside, golden.image, golden.logits)
+        if prove is not None and (metrics := prove(aside, loaded)):
+            write_card(card.model_copy(update={"metrics": {**card.metrics, **metrics}}), aside / CARD)
+            write_golden(aside, golden.image, golden.logits)
 
 
 def load_bundle(path: str | Path) -> tuple[nn.Module, ModelCard]:
@@ -72,17 +86,15 @@ def load_bundle(path: str | Path) -> tuple[nn.Module, ModelCard]:
         BundleError: If anything is missing, damaged or does not fit; the message names file and tensor.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise BundleError(f"{path}: no bundle here, a directory with {CARD} and {WEIGHTS} is wanted")
-    card = _read_card(path)
+    card = read_bundle_card(path)
     tensors, ties = read_tied(path / WEIGHTS)
-    read_golden(path, card)
+    golden = read_golden(path, card)
     _check_card(path, card)
     with torch.device("meta"):  # a card may ask for any size: nothing is allocated before the weights fit it
         wanted = _build(path, card).state_dict()
     if misfits := find_misfits(tensors, wanted):
         raise BundleError(f"{path / WEIGHTS}: does not fit the card: {list_names(misfits, separator='; ')}")
-    check_digests(path, read_tensors(path / GOLDEN)[1].get("sha256", ""))
+    check_digests(path, golden.recorded)
     check_finite(path / WEIGHTS, tensors)
     model = _build(path, card)
     try:
@@ -107,8 +119,8 @@ def check_golden(model: nn.Module, path: str | Path) -> float:
         BundleError: If the difference is beyond `GOLDEN_TOLERANCE`, or not finite.
     """
     path = Path(path)
-    image, wanted = read_golden(path, _read_card(path))
-    got = answer(model, image)
+    golden = read_golden(path, read_bundle_card(path))
+    got, wanted = answer(model, torch.from_numpy(golden.image)), torch.from_numpy(golden.logits)
     if got.shape != wanted.shape:
         raise BundleError(f"{path / GOLDEN}: the logits have shape {tuple(wanted.shape)}, got {tuple(got.shape)}")
     try:
@@ -119,14 +131,7 @@ def check_golden(model: nn.Module, path: str | Path) -> float:
 
 def compare_logits(got: Tensor, wanted: Tensor) -> float:
     """Return the largest absolute difference; raise BundleError beyond `GOLDEN_TOLERANCE`, or if it is not finite."""
-    difference = (got - wanted).abs().max().item()
-    tolerance = GOLDEN_TOLERANCE * max(1.0, wanted.abs().max().item())
-    if not difference <= tolerance:  # a NaN too
-        raise BundleError(
-            f"the model's logits differ by {difference:.3g} from those it was saved with, more than "
-            f"{tolerance:.3g}: these are not the same weights, or not the same model"
-        )
-    return difference
+    return compare_arrays(got.numpy(), wanted.numpy())
 
 
 def ask_golden(model: nn.Module, card: ModelCard) -> tuple[Tensor, Tensor]:
@@ -159,16 +164,8 @@ def _write(model: nn.Module, card: ModelCard, folder: Path) -> None:
         image, logits = ask_golden(model, card)
     except BundleError as error:
         raise BundleError(f"{folder}: {error}") from error
-    digests = json.dumps({name: digest(folder / name) for name in (WEIGHTS, CARD)})  # one key: safetensors shuffles
-    save_file({"input": image, "logits": logits.contiguous()}, folder / GOLDEN, metadata={"sha256": digests})
-    for name in (WEIGHTS, GOLDEN):
-        shutil.copymode(folder / CARD, folder / name)  # safetensors writes for the owner alone, whatever the umask
-
-
-def _read_card(path: Path) -> ModelCard:
-    if not os.path.lexists(path / CARD):
-        raise BundleError(f"{path}: no {CARD} in it: not a bundle{hint_inside(path)}")
-    return read_card(path / CARD)
+    shutil.copymode(folder / CARD, folder / WEIGHTS)  # safetensors writes for the owner alone, whatever the umask
+    write_golden(folder, image.numpy(), logits.numpy())
 
 
 def _check_card(path: Path, card: ModelCard) -> None:
@@ -184,18 +181,6 @@ def _build(path: Path, card: ModelCard) -> nn.Module:
         return create_model(card.backbone, card.attention, seed=0, **kwargs)
     except ZooError as error:
         raise BundleError(f"{path / CARD}: cannot build the model: {error}") from error
-
-
-def read_golden(path: Path, card: ModelCard) -> tuple[Tensor, Tensor]:
-    """Read the golden input (1, 3, height, width) and its logits (1, K), of the shapes that the card wants."""
-    tensors, _ = read_tensors(path / GOLDEN)
-    wanted = {"input": (1, 3, *card.preprocessing.size), "logits": (1, len(card.class_names))}
-    for name, shape in wanted.items():
-        got = tuple(tensors[name].shape) if name in tensors else "nothing"
-        if got != shape:
-            what = f"{len(card.class_names)} class_names" if name == "logits" else "preprocessing.size"
-            raise BundleError(f"{path / GOLDEN}: {name}: got {got}, wanted {shape} by the card's {what}")
-    return tensors["input"], tensors["logits"]
 
 
 @torch.no_grad()

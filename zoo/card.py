@@ -9,7 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 
 from zoo.errors import BundleError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""1 knew no engine."""
 MAX_CARD_BYTES: Final = 16_000_000
 """No card is larger: one of 21,841 classes takes 1 MB."""
 
@@ -119,7 +120,7 @@ def _take_name(plugin: object) -> object:
 class ModelCard(_Strict):
     """Everything about a model but its weights."""
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1, 2] = FORMAT_VERSION
     """Version of the bundle's format."""
     backbone: Name
     """timm's name of the backbone."""
@@ -209,8 +210,9 @@ def read_card(path: Path) -> ModelCard:
 
 
 def write_card(card: ModelCard, path: Path) -> None:
-    """Write `card` to the file `path` as UTF-8 JSON, whatever the locale is."""
-    path.write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    """Write `card` to the file `path` as UTF-8 JSON of the newest format, whatever the locale is."""
+    newest = card.model_copy(update={"format_version": FORMAT_VERSION})
+    path.write_text(newest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def _numbers(key: str, value: object) -> list[float]:

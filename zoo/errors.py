@@ -6,6 +6,7 @@ ZooError (a ValueError: what the user gave does not fit)
 ├── SwapError          a model whose attention cannot be replaced, and why
 ├── PluginError        a file, module or package that should register a variant and does not, or clashes
 ├── BundleError        a bundle that is damaged, foreign or of another format
+│   ├── ExportError         whose model cannot be written as ONNX
 │   └── MissingPluginError  whose attention a plugin registers that was not given
 ├── ImageError         bytes that are not an image within the limits
 └── AuditError         a model or optimizer that will not train as its owner believes
@@ -45,6 +46,10 @@ class PluginError(ZooError):
 
 class BundleError(ZooError):
     """A bundle that is damaged, of another format, or not what its card says."""
+
+
+class ExportError(BundleError):
+    """A model that cannot be written as ONNX, or a model.onnx that holds more than a model of ours does."""
 
 
 class MissingPluginError(BundleError):

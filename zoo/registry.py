@@ -1,7 +1,7 @@
 """Attention variants by name: one dict, one decorator, one lookup.
 
 A variant is built in, or comes from a plugin (`zoo.plugins`), or from an installed package that names it under the
-entry-point group `zoo.attentions` (`zoo.entry_points`).
+entry-point group `zoo.attentions` (`zoo.entry_points`). Importing it takes no torch: a server of ONNX bundles has none.
 """
 
 import re
@@ -10,17 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from zoo.errors import PluginError, UnknownNameError
 from zoo.plugin_files import is_file_module
 
-_ATTENTIONS: dict[str, type[nn.Module]] = {}
+if TYPE_CHECKING:
+    from torch import nn
+
+_ATTENTIONS: "dict[str, type[nn.Module]]" = {}
 _TAKEN = {"timm": "timm's own attention, as restore_attention puts it back"}
 
 
-def register_attention(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
+def register_attention(name: str) -> "Callable[[type[nn.Module]], type[nn.Module]]":
     """Register a variant class under `name`.
 
     Args:
@@ -38,6 +40,8 @@ def register_attention(name: str) -> Callable[[type[nn.Module]], type[nn.Module]
         raise PluginError(f"attention name {name!r}: wanted are letters, digits, _ - and . alone")
     import_module("zoo.projections")  # the built-in variants are first, whatever was imported first
 
+    from torch import nn
+
     def add(cls: type[nn.Module]) -> type[nn.Module]:
         if name in _ATTENTIONS or name in _TAKEN:
             holder = _TAKEN.get(name) or describe_holder(name)
@@ -50,7 +54,7 @@ def register_attention(name: str) -> Callable[[type[nn.Module]], type[nn.Module]
     return add
 
 
-def find_attention(name: str) -> type[nn.Module]:
+def find_attention(name: str) -> "type[nn.Module]":
     """Return the class registered under `name`; an installed package that offers it is loaded now.
 
     Raises:
@@ -80,12 +84,12 @@ def list_attentions() -> tuple[str, ...]:
     return tuple(sorted(_ATTENTIONS))
 
 
-def is_built_in(cls: type[nn.Module]) -> bool:
+def is_built_in(cls: "type[nn.Module]") -> bool:
     """Say whether a class is the zoo's own; a plugin's file is a module below `zoo.plugin_files`."""
     return cls.__module__.startswith("zoo.") and not is_file_module(cls.__module__)
 
 
-def find_file(cls: type[nn.Module]) -> Path | None:
+def find_file(cls: "type[nn.Module]") -> Path | None:
     """Return the file that a class is written in, resolved; None for one typed into an interpreter."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return Path(file).resolve() if file else None
@@ -98,7 +102,7 @@ def describe_holder(name: str) -> str:
     return f"{cls.__qualname__}, {where}"
 
 
-def registered() -> dict[str, type[nn.Module]]:
+def registered() -> "dict[str, type[nn.Module]]":
     """Return what is registered now, by name; nothing is looked for."""
     return dict(_ATTENTIONS)
 

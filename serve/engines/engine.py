@@ -1,17 +1,21 @@
 """What every engine offers, and the one place where an engine is opened. Imports no torch by itself."""
 
+import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serve.engines.self_test import check_engine
+from serve.errors import EngineError
 from zoo.card import EngineChoice, ModelCard
 
-_HOMES = {"eager": "eager", "compile": "compiled", "onnx": "onnx"}
+_HOMES = {"eager": "eager", "compile": "compiled", "onnx": "onnx_runtime"}
 """The module below serve.engines that builds each, loaded only when it is wanted: the image for ONNX has no torch."""
 
 
@@ -22,12 +26,17 @@ class EngineOptions:
     Attributes:
         device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:1".
         threads: CPU threads of one forward pass; None takes all cores.
-        max_batch: Most images in one forward pass, for what is prepared by batch size.
+        max_batch: Most images in one forward pass; a larger batch is cut up.
     """
 
     device: str = "auto"
     threads: int | None = None
     max_batch: int = 8
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads of one forward pass."""
+        return self.threads or len(os.sched_getaffinity(0))
 
 
 class Engine(Protocol):
@@ -40,18 +49,61 @@ class Engine(Protocol):
         """Compute the logits, (B, K), of preprocessed images, (B, 3, height, width)."""
         ...
 
+    def warm_up(self) -> None:
+        """Run each batch size that is prepared, so that no request waits for what happens at the first."""
+        ...
+
+
+def choose_engine(
+    card: ModelCard,
+    name: Literal["card", "eager", "compile", "onnx"] = "card",
+    precision: Literal["card", "fp32", "bf16"] = "card",
+) -> EngineChoice:
+    """Return the card's choice, with what a setting gives instead of "card"."""
+    given = {"name": name, "precision": precision}
+    return card.engine.model_copy(update={key: value for key, value in given.items() if value != "card"})
+
 
 def open_engine(
     bundle: Path, card: ModelCard, *, choice: EngineChoice | None = None, options: EngineOptions | None = None
-) -> Engine:
+) -> tuple[Engine, float]:
     """Open the engine that the card chooses, or `choice`, and prove that it answers as the bundle did when saved.
+
+    Returns:
+        The engine, and the largest difference of a logit of the golden example.
 
     Raises:
         BundleError: If the bundle is damaged or answers otherwise.
         EngineError: If that engine is not installed here, or cannot run this bundle.
     """
     wanted = choice or card.engine
-    module = import_module(f"serve.engines.{_HOMES[wanted.name]}")
+    if "torch" not in sys.modules:  # read once, as it loads; its threads would wait for work by spinning
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        module = import_module(f"serve.engines.{_HOMES[wanted.name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("serve", "zoo"):
+            raise
+        raise EngineError(
+            f"the engine {wanted.name} takes the package {error.name}, which is not installed here; install it, or "
+            f"give another engine by --engine; the card names {card.engine.name}"
+        ) from error
     engine: Engine = module.build_engine(bundle, card, wanted, options or EngineOptions())
-    check_engine(engine, bundle, card)
-    return engine
+    return engine, check_engine(engine, bundle, card)
+
+
+def cut(images: NDArray[np.float32], most: int) -> Iterator[NDArray[np.float32]]:
+    """Yield images, (B, 3, height, width), in runs of at most `most`; an empty batch as it is."""
+    for start in range(0, max(len(images), 1), most):
+        yield images[start : start + most]
+
+
+def list_batch_sizes(max_batch: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... and `max_batch`: what is prepared where each batch size has to be."""
+    return (*(2**power for power in range((max_batch - 1).bit_length())), max_batch)
+
+
+def tell(error: Exception) -> str:
+    """Return what an error of a library says in one line: its kind, and the first line of its message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

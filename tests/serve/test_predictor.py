@@ -5,8 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from serve.engines.eager import EagerEngine
+from serve.engines.engine import EngineOptions
 from serve.predictor import Predictor
 from zoo.bundle import load_bundle
+from zoo.card import EngineChoice
+from zoo.errors import BundleError
 
 
 def batch(seed: int, count: int = 2) -> np.ndarray:
@@ -17,8 +21,9 @@ def test_predict_is_the_softmax_of_the_models_logits(predictor: Predictor, bundl
     model, _ = load_bundle(bundle)
     with torch.inference_mode():
         wanted = model(torch.from_numpy(batch(0))).softmax(-1).numpy()
-    assert np.array_equal(predictor.predict(batch(0)), wanted)
-    assert predictor.predict(batch(0)).dtype == np.float32
+    got = predictor.predict(batch(0))
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)  # numpy's exp and torch's round otherwise
+    assert got.dtype == np.float32
 
 
 def test_threads_get_each_their_own_answer(predictor: Predictor) -> None:
@@ -43,5 +48,19 @@ def test_a_model_that_answers_nan_is_our_fault(bundle: Path) -> None:
     model, card = load_bundle(bundle)
     with torch.no_grad():
         model.get_parameter("head.bias").fill_(float("nan"))
+    engine = EagerEngine(model, card, EngineChoice(), EngineOptions(device="cpu"))
     with pytest.raises(RuntimeError, match="not finite"):
-        Predictor(model, card).predict(batch(0))
+        Predictor(engine, card).predict(batch(0))
+
+
+def test_the_self_tests_difference_is_kept(predictor: Predictor) -> None:
+    assert predictor.difference is not None
+    assert 0 <= predictor.difference < 1e-5  # the same engine on the same machine; a batch rounds otherwise
+
+
+def test_a_folder_without_a_card_is_one_clear_line(tmp_path: Path, bundle: Path) -> None:
+    with pytest.raises(BundleError, match=r"nowhere: no bundle here, a directory with card\.json"):
+        Predictor.from_bundle(tmp_path / "nowhere")
+    with pytest.raises(BundleError, match=r"no card\.json in it: not a bundle") as caught:
+        Predictor.from_bundle(bundle.parent)
+    assert "Errno" not in str(caught.value)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 import zoo
@@ -17,7 +17,7 @@ from tests.zoo.trained import TINY, bundle_of, card_of, make
 from zoo.bundle import CARD, GOLDEN, WEIGHTS, check_golden, load_bundle, save_bundle
 from zoo.card import Preprocessing
 from zoo.errors import BundleError
-from zoo.files import tensor_files
+from zoo.files import golden, tensor_files
 
 
 @pytest.mark.parametrize("attention", zoo.list_attentions())
@@ -137,15 +137,15 @@ def test_what_would_not_load_is_not_saved(
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    real = save_file
+    module = golden if name == GOLDEN else tensor_files
+    real = module.save_file
 
-    def fill_up(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+    def fill_up(tensors: dict[str, Any], file: Path, metadata: dict[str, str]) -> None:
         if file.name == name:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(tensors, file, metadata)
 
-    monkeypatch.setattr(tensor_files, "save_file", fill_up)
-    monkeypatch.setattr(zoo.bundle, "save_file", fill_up)
+    monkeypatch.setattr(module, "save_file", fill_up)
     with pytest.raises(BundleError, match=r"bundle: cannot be written \(No space left on device\); nothing is left"):
         bundle_of(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []

@@ -80,7 +80,7 @@ DAMAGE = [
     (lambda b: rewrite(b / WEIGHTS, ties='{"a": "b"}'), "list of tied tensors is damaged"),
     (lambda b: rewrite(b / WEIGHTS, ties="["), "list of tied tensors is damaged"),
     (lambda b: rewrite(b / GOLDEN, lambda t: t.pop("logits")), "logits: got nothing"),
-    (lambda b: edit_card(b, format_version=2), "format_version 2 is newer"),
+    (lambda b: edit_card(b, format_version=3), "format_version 3 is newer"),
     (lambda b: edit_card(b, class_names=["a", "b", "c", "d"]), "the card's 4 class_names"),
     (lambda b: edit_card(b, attention="parametr"), "unknown attention 'parametr', did you mean 'parameter'"),
     (

@@ -70,7 +70,7 @@ def test_class_names_outside_ascii_survive_under_the_c_locale(card: ModelCard, t
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format_version": 2, "shape_of_things": 1}, r"format_version 2 is newer than 1.*upgrade"),
+        ({"format_version": 3, "shape_of_things": 1}, r"format_version 3 is newer than 2.*upgrade"),
         ({"format_version": "1"}, "format_version: .*valid integer"),
         ({"format_version": 0}, "format_version: "),
         ({"class_names": ["a", "b", "a"]}, "class_names: .*unique, got 'a'"),

@@ -1,6 +1,7 @@
 """The files of a bundle, and the hashes that hold them together."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from zoo.files.durable import new_directory
 WEIGHTS: Final = "model.safetensors"
 CARD: Final = "card.json"
 GOLDEN: Final = "golden.safetensors"
+ONNX: Final = "model.onnx"
 _INSIDE = ("bundle", "latest/bundle", "checkpoints/*")  # of a training run's folder
 
 
@@ -57,6 +59,18 @@ def check_digests(path: Path, recorded: str) -> None:
         path: The bundle.
         recorded: The hashes by file as JSON, from the metadata of the golden example.
     """
-    for name in (WEIGHTS, CARD):
-        if f'"{name}": "{digest(path / name)}"' not in recorded:
+    hashes = read_digests(recorded)
+    for name in (WEIGHTS, CARD, *([ONNX] if ONNX in hashes else [])):
+        if not (path / name).is_file():
+            raise BundleError(f"{path / name}: missing")
+        if digest(path / name) != hashes.get(name):
             raise BundleError(f"{path / name}: damaged, it is not the file that was written with the bundle")
+
+
+def read_digests(recorded: str) -> dict[str, object]:
+    """Return the recorded hashes by file; empty if they are unreadable, so that every file counts as damaged."""
+    try:
+        hashes = json.loads(recorded)
+    except (ValueError, RecursionError):
+        return {}
+    return hashes if isinstance(hashes, dict) else {}

@@ -4,19 +4,16 @@ A tied tensor may stand in a file once, or under all its names; the metadata key
 """
 
 import json
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from zoo.errors import BundleError
+from zoo.files.opening import read_file
 from zoo.files.ties import find_ties
-
-_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # torch.save's zip, and pickle itself
 
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -25,20 +22,7 @@ def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         BundleError: If the file is missing, not a regular file, truncated, or of another format.
     """
-    try:
-        status = file.stat()
-    except FileNotFoundError as error:
-        raise BundleError(f"{file}: missing") from error
-    except OSError as error:
-        raise BundleError(f"{file}: cannot be read ({error.strerror})") from error
-    if not stat.S_ISREG(status.st_mode):
-        got = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
-        raise BundleError(f"{file}: {got}, a safetensors file is wanted")
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise BundleError(f"{file}: {_explain(file, error)}; weights of another format are never read") from error
+    return read_file(file, "pt")
 
 
 def read_tied(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -126,16 +110,3 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 def _describe(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _explain(file: Path, error: Exception) -> str:
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(4)
-    except OSError as unreadable:
-        return f"cannot be read ({unreadable.strerror})"
-    if not head:
-        return "truncated (0 bytes)"
-    if head.startswith(_PICKLES):
-        return "a pickle, not safetensors"
-    return f"truncated, or not safetensors ({error})"
