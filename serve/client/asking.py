@@ -44,7 +44,6 @@ async def ask_all(client: Client, paths: Iterable[Path], concurrency: int) -> As
             if len(pending) >= _AHEAD * concurrency:
                 yield await pending.popleft()
             pending.append(asyncio.create_task(_ask(client, path, hopeless)))
-            await asyncio.sleep(0)  # let it begin
         while pending:
             yield await pending.popleft()
     finally:

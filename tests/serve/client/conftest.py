@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +12,8 @@ import pytest
 
 DROP = "drop"
 """Close the connection without a word."""
+DRIP = "drip"
+"""Answer a byte now and then, for as long as anyone listens."""
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -25,12 +28,24 @@ def prediction(label: str) -> Answer:
     return 200, {}, json.dumps({"predictions": [{**score, "top": [score]}]}).encode()
 
 
+def drip(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("content-length", "1000")
+    handler.end_headers()
+    for _ in range(1000):
+        handler.wfile.write(b" ")
+        time.sleep(0.01)
+
+
 @dataclass
 class Planted:
     """Answers what `script` says, one entry for each request; afterwards with the body as label, where that is text."""
 
     script: list[Answer | str] = field(default_factory=list)
     delay_s: float = 0
+    held_from: int | None = None
+    """Number of the first request that waits for `release`."""
+    release: threading.Event = field(default_factory=threading.Event)
     asked: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     url: str = ""
     most_at_once: int = 0
@@ -41,14 +56,19 @@ class Planted:
         body = handler.rfile.read(int(handler.headers["content-length"]))
         with self._lock:
             self.asked.append((handler.path, {k.lower(): v for k, v in handler.headers.items()}, body))
+            held = self.held_from is not None and len(self.asked) > self.held_from
             answer = self.script.pop(0) if self.script else prediction(body.decode() if body.isascii() else "binary")
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         time.sleep(self.delay_s)
+        if held:
+            self.release.wait(60)
         with self._lock:
             self._at_once -= 1
         if isinstance(answer, str):
             handler.close_connection = True
+            if answer == DRIP:
+                drip(handler)
             return
         status, headers, content = answer
         handler.send_response(status)
@@ -66,7 +86,8 @@ def planted() -> Iterator[Planted]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            endpoint.handle(self)
+            with suppress(ConnectionError):  # a client that does not wait
+                endpoint.handle(self)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

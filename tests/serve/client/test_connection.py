@@ -9,7 +9,7 @@ import pytest
 
 from serve.client import Backoff, Client, ClientError
 from serve.client.connection import check_url
-from tests.serve.client.conftest import DROP, Planted, busy, prediction
+from tests.serve.client.conftest import DRIP, DROP, Planted, busy, prediction
 
 QUICK = Backoff(first_s=0.001)
 
@@ -84,6 +84,31 @@ def test_an_answer_that_does_not_come_is_a_failure_of_that_try(planted):
     planted.delay_s = 0.5
     with pytest.raises(ClientError, match=r"^no answer within 0\.05 s \(2 tries\)$") as caught:
         predict(planted, timeout_s=0.05, backoff=Backoff(retries=1, first_s=0.001))
+    assert not caught.value.concerns_all
+
+
+def test_an_answer_that_drips_is_late_too(planted):
+    planted.script = [DRIP]
+    with pytest.raises(ClientError, match=r"^no answer within 0\.1 s$"):
+        predict(planted, timeout_s=0.1, backoff=Backoff(retries=0))
+
+
+def test_one_that_has_answered_before_may_come_back_for_the_others():
+    tries = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tries.append(request)
+        if len(tries) > 1:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, content=prediction("oak")[2])
+
+    async def ask() -> None:
+        async with Client(transport=httpx.MockTransport(answer), backoff=Backoff(retries=0)) as client:
+            await client.predict(b"")
+            await client.predict(b"")
+
+    with pytest.raises(ClientError, match=r"^the connection failed: refused$") as caught:
+        asyncio.run(ask())
     assert not caught.value.concerns_all
 
 

@@ -137,6 +137,19 @@ def test_a_terminal_sees_progress_and_a_pipe_does_not(planted, folder):
 
 
 @pytest.mark.slow
+def test_a_line_is_told_before_the_next_is_known(planted, folder):
+    planted.held_from = 1
+    words = [*COMMAND, str(folder), "--url", planted.url, "--concurrency", "1"]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    asking = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.PIPE)
+    assert asking.stdout is not None
+    assert asking.stdout.readline().startswith(str(folder / "0.png").encode())
+    planted.release.set()
+    assert len(asking.communicate(timeout=60)[0].splitlines()) == 2
+    assert asking.returncode == 0
+
+
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_ends_it_quietly(planted, folder):
     command = f"{' '.join(COMMAND)} {folder} {folder} {folder} --url {planted.url} --concurrency 1 | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, check=True)
@@ -146,7 +159,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(planted, folder):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_without_a_trace(planted, folder):
-    planted.delay_s = 60
+    planted.held_from = 0
     asking = subprocess.Popen([*COMMAND, str(folder), "--url", planted.url], cwd=ROOT, stderr=subprocess.PIPE)
     while not planted.asked:
         assert asking.poll() is None
@@ -154,6 +167,7 @@ def test_ctrl_c_ends_it_without_a_trace(planted, folder):
     asking.send_signal(signal.SIGINT)
     assert asking.communicate(timeout=60)[1] == b""
     assert asking.returncode == 130
+    planted.release.set()
 
 
 @pytest.mark.slow
