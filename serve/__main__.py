@@ -63,7 +63,7 @@ def _serve(settings: Settings, listener: socket.socket) -> None:
         failures.append(error)
         server.should_exit = True
 
-    greet = partial(_greet, settings.host, listener.getsockname()[1])
+    greet = partial(_greet, settings, listener.getsockname()[1])
     server = build_server(settings, create_app(settings, on_ready=greet, on_failure=give_up))
     listener.listen()
     server.run(sockets=[listener])
@@ -126,17 +126,23 @@ def build_server(settings: Settings, app: FastAPI) -> DrainingServer:
     )
 
 
-def _greet(host: str, port: int, predictors: list[Predictor]) -> None:
-    url = f"http://{_reachable(host)}:{port}"
+def _greet(settings: Settings, port: int, predictors: list[Predictor]) -> None:
+    """Say what is served and where: as records where logs are JSON, else for a reader."""
+    url = f"http://{_reachable(settings.host)}:{port}"
     for predictor in predictors:
-        card = predictor.card
-        print(
-            f"serving {predictor.name} version {predictor.version} on {url} "
-            f"({card.backbone}, {card.attention} attention, {len(card.class_names)} classes, "
-            f"{predictor.engine.choice.name} on {predictor.engine.device})",
-            flush=True,
-        )
-    print(f"try\n  curl -H 'Content-Type: image/png' --data-binary @image.png {url}/invocations", flush=True)
+        card, engine = predictor.card, predictor.engine
+        if settings.log_format == "json":
+            what = {"model": predictor.name, "version": predictor.version, "engine": engine.choice.name, "url": url}
+            logger.info("serving", extra={"fields": what})
+        else:
+            print(
+                f"serving {predictor.name} version {predictor.version} on {url} "
+                f"({card.backbone}, {card.attention} attention, {len(card.class_names)} classes, "
+                f"{engine.choice.name} on {engine.device})",
+                flush=True,
+            )
+    if settings.log_format != "json":
+        print(f"try\n  curl -H 'Content-Type: image/png' --data-binary @image.png {url}/invocations", flush=True)
 
 
 def _reachable(host: str) -> str:

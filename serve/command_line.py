@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import ValidationError
@@ -43,10 +44,13 @@ def warn_of_unknown(environment: Mapping[str, str]) -> None:
 
     What Kubernetes sets by itself for a Service that is called "serve" is passed over.
     """
-    known = [variable_of(name) for name in Settings.model_fields]
     for name in sorted(environment):
-        if name.upper().startswith(_PREFIX) and name.upper() not in known and not _KUBERNETES.fullmatch(name):
-            logger.warning("%s is no setting and is not read%s", name, did_you_mean(name.upper(), known))
+        setting = name.upper().removeprefix(_PREFIX).lower()
+        is_ours = name.upper().startswith(_PREFIX) and not _KUBERNETES.fullmatch(name)
+        if is_ours and setting not in Settings.model_fields:
+            near = [variable_of(found) for found in get_close_matches(setting, Settings.model_fields, n=1)]
+            hint = f", did you mean {near[0]}?" if near else ""
+            logger.warning("%s is no setting and is not read%s", name, hint)
 
 
 def flag_of(name: str) -> str:

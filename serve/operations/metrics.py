@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 
 STAGES = ("read", "decode", "queue", "engine")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-disable_created_metrics()  # a second series for each, that says only when it began
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, that says only when it began
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 

@@ -1,5 +1,6 @@
 import base64
 import json
+import logging
 import os
 import re
 import signal
@@ -12,40 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from serve.__main__ import main, read_settings
+from serve.__main__ import main
+from zoo import list_attentions
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No settings but the test's own; what `main` does to logging is undone."""
     for name in [name for name in os.environ if name.startswith("SERVE_")]:
         monkeypatch.delenv(name)
-    return monkeypatch
-
-
-def test_the_command_line_wins_over_the_environment_over_the_defaults(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("SERVE_PORT", "9000")
-    environment.setenv("SERVE_MAX_PIXELS", "77")
-    settings = read_settings(["some/bundle", "--port", "9001"])
-    assert (settings.model_uri, settings.port, settings.max_pixels) == ("some/bundle", 9001, 77)
-    assert settings.host == "127.0.0.1"
-    assert read_settings([]).model_uri == "models:/digits@champion"
-
-
-@pytest.mark.parametrize(
-    ("variable", "argv", "plugins"),
-    [
-        ("", [], ()),
-        ("a.py", [], ("a.py",)),
-        (f"/x/a.py{os.pathsep}b.py,my_package.attention", [], ("/x/a.py", "b.py", "my_package.attention")),
-        ("a.py", ["--plugins", "b.py"], ("b.py",)),
-        ("", ["--plugins", "a.py,b.py", "--plugins", "c.py"], ("a.py", "b.py", "c.py")),
-    ],
-)
-def test_plugins_come_from_the_environment_or_the_line(
-    environment: pytest.MonkeyPatch, variable: str, argv: list[str], plugins: tuple[str, ...]
-) -> None:
-    environment.setenv("SERVE_PLUGINS", variable)
-    assert read_settings(argv).plugins == plugins
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield monkeypatch
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.mark.parametrize(
@@ -79,35 +60,19 @@ def test_plugins_are_loaded_before_the_bundle(
     environment: pytest.MonkeyPatch, plugin_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment.chdir(plugin_bundle.parent)
-    environment.setattr("serve.__main__._run", lambda *_: None)
+    seen: list[str] = []
+    environment.setattr("serve.__main__._serve", lambda *_: seen.extend(list_attentions()))
     assert main([str(plugin_bundle), "--port", "0", "--plugins", "my_attention.py"]) == 0
-    assert "vit_tiny_patch16_224, mine attention, 3 classes" in capsys.readouterr().out
-
-
-def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["--help"])
-    assert left.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for word in (
-        "MODEL_URI",
-        "models:/NAME@ALIAS",
-        "--max-body-bytes",
-        "--max-pixels",
-        "in pixels",
-        "SERVE_PORT",
-        "--plugins",
-        "separated by",
-    ):
-        assert word in text
+    assert "mine" in seen
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--port", "70000"], "error: port: .*less than or equal to 65535"),
-        (["--max-body-bytes", "0"], "error: max_body_bytes: .*greater than or equal to 1"),
-        (["--max-pixels", "many"], "error: max_pixels: got 'many', input should be a valid integer"),
+        (["--port", "70000"], "error: --port: .*less than or equal to 65535"),
+        (["--prot", "80"], "error: unknown flag --prot, did you mean '--port'"),
+        (["--api-keys-file", "nowhere"], "error: API keys nowhere: cannot be read: No such file or directory"),
         (["nowhere"], "error: nowhere: no bundle here"),
         (["models:/x/latest"], "error: models:/x/latest: wanted is models:/NAME@ALIAS"),
         (["--host", "256.256.256.256"], "error: cannot listen on 256.256.256.256"),
@@ -160,29 +125,56 @@ def local(request: pytest.FixtureRequest) -> list[str]:
     return [str(request.getfixturevalue("bundle"))]
 
 
+def ask(connection: socket.socket, path: str) -> bytes:
+    """Ask once on a connection of its own, so that the server has nothing to wait for."""
+    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("server", [local], indirect=True)
-def test_a_real_process_answers_over_http_and_leaves_with_0_at_sigterm(
+def test_a_real_process_answers_and_at_sigterm_finishes_what_has_begun(
     server: subprocess.Popen[str], images: list[bytes]
 ) -> None:
     assert server.stdout
     first = server.stdout.readline()
     assert first.startswith("serving tiny version local on http://127.0.0.1:")
-    curl = server.stdout.readline().split()
-    assert curl[:3] == ["curl", "-H", "'Content-Type:"]
-    url = curl[-1]
+    assert server.stdout.readline() == "try\n"
+    url = server.stdout.readline().split()[-1]
+    address = ("127.0.0.1", int(url.split(":")[2].partition("/")[0]))
     with urllib.request.urlopen(url.replace("/invocations", "/ready"), timeout=30) as ready:
         assert ready.status == 200
-    request = urllib.request.Request(url, images[0], {"content-type": "image/png"})
+    request = urllib.request.Request(url, images[0], {"content-type": "image/png", "x-request-id": "mine"})
     with urllib.request.urlopen(request, timeout=30) as response:
         raw = json.load(response)
         assert (response.headers["x-model-name"], response.headers["x-model-version"]) == ("tiny", "local")
+        assert response.headers["x-request-id"] == "mine"
     body = json.dumps({"instances": [base64.b64encode(images[0]).decode()]}).encode()
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as response:
         assert json.load(response) == raw
     assert {score["label"] for score in raw["predictions"][0]["top"]} == {"日本 語", "é", "ash"}
-    server.send_signal(signal.SIGTERM)
+    with socket.create_connection(address, timeout=30) as slow:
+        head = f"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: {len(images[0])}"
+        slow.sendall(f"{head}\r\n\r\n".encode() + images[0][:1000])
+        for _ in range(100):  # the request has begun when it and the one for the metrics are in flight
+            with socket.create_connection(address, timeout=30) as connection:
+                if b"serve_requests_in_flight 2.0" in ask(connection, "/metrics"):
+                    break
+        server.send_signal(signal.SIGTERM)
+        with pytest.raises(OSError, match=r"Connection (refused|reset)"):  # noqa: PT012 (until it is)
+            while True:
+                with socket.create_connection(address, timeout=30):
+                    pass
+        slow.sendall(images[0][1000:])
+        answer = b"".join(iter(lambda: slow.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"\r\nconnection: close\r\n" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == raw
     _, errors = server.communicate(timeout=30)
     assert server.returncode == 0, errors
-    assert errors == ""
+    assert re.search(
+        r"serve.access: POST /invocations 200 ms=.* model=tiny version=local images=1 request_id=mine", errors
+    )
+    assert "SIGTERM: not ready any more" in errors
+    assert not re.search("Traceback|WARNING|ERROR", errors), errors
