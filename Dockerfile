@@ -1,9 +1,21 @@
 # syntax=docker/dockerfile:1
-# Two images on the same dependencies. `serve`, the endpoint alone (the packages zoo and serve, no trainer), is the default:
+# Three images. `serve`, the default, is the endpoint alone, without torch: ONNX Runtime computes. It is what to put on the internet:
 #
 #   docker build -t attention-zoo .
-#   docker run -p 8000:8000 -e MLFLOW_TRACKING_URI=http://tracking:5000 attention-zoo
+#   docker run -p 8000:8000 -e MLFLOW_TRACKING_URI=http://tracking:5000 -e SERVE_MODEL_URI=models:/digits@champion attention-zoo
 #   docker run -p 8000:8000 -v "$PWD/my_bundle:/bundle:ro" -e SERVE_MODEL_URI=/bundle attention-zoo
+#   docker run -p 8000:8000 --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges ... attention-zoo
+#
+# With a model baked in, for places without a network. The build proves that it answers its golden example as it did when saved.
+# The bundle is a directory here, or in bundles/ here; .dockerignore keeps everything else out:
+#
+#   docker build --build-arg MODEL=my_bundle -t attention-zoo-mine . && docker run --network none attention-zoo-mine
+#
+# `serve-torch` has the engines eager and compile too, for GPUs and for bundles without a model.onnx (or make it one:
+# `python -m serve.equip`). torch.compile wants a compiler, and to load what that made: APT_PACKAGES=g++, --tmpfs /tmp:exec.
+#
+#   docker build --target serve-torch -t attention-zoo-torch .
+#   docker run --gpus all -p 8000:8000 -e MLFLOW_TRACKING_URI=http://tracking:5000 attention-zoo-torch
 #
 # `train` is the trainer; it starts one process for each GPU that it is given, one on a machine without any, and takes the
 # same words as `python -m train`. It runs as user 10001 in /training, where it leaves runs/ and mlflow.db; a folder of yours
@@ -23,14 +35,12 @@
 # Small: torch's default wheels bring CUDA, several GB. For CPUs alone, name torch's CPU wheel index:
 #   docker build --build-arg PIP_ARGS="--extra-index-url URL" ...        (it stays in the image's history: no password in it)
 # Artifacts in S3: --build-arg EXTRA_PACKAGES=boto3; every SERVE_* variable is explained by `python -m serve --help`.
+# A registry of Databricks, or a database as MLFLOW_TRACKING_URI: --build-arg LEAVE_OUT="pip setuptools" (or serve-torch).
 
-FROM python:3.11-slim-bookworm AS dependencies
-ARG PIP_ARGS=""
-ARG EXTRA_PACKAGES=""
-# 10001: the one user of both images. HOME: the one place that both may write.
+FROM python:3.11-slim-bookworm AS base
+# 10001: the one user of all images. HOME: the one place that all may write.
 RUN groupadd --gid 10001 zoo \
-    && useradd --uid 10001 --gid zoo --no-create-home --shell /usr/sbin/nologin zoo \
-    && python -m venv /opt/venv
+    && useradd --uid 10001 --gid zoo --no-create-home --shell /usr/sbin/nologin zoo
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
     PYTHONSAFEPATH=1 \
@@ -38,20 +48,27 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
+
+FROM base AS environment
+RUN python -m venv /opt/venv
 WORKDIR /opt/attention-zoo
 COPY pyproject.toml constraints.txt ./
-# What both need, in one layer that they share and that a change of code leaves alone: several GB.
+
+# What serve-torch and train need, in one layer that they share and that a change of code leaves alone: several GB.
+FROM environment AS dependencies
+ARG PIP_ARGS=""
+ARG EXTRA_PACKAGES=""
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*p['dependencies'], *p['optional-dependencies']['serve'], sep='\n')" > requirements.txt \
     && pip install $PIP_ARGS -c constraints.txt -r requirements.txt $EXTRA_PACKAGES
 
 # The packages themselves, installed aside.
-FROM dependencies AS packages
+FROM environment AS packages
 ARG PIP_ARGS=""
 COPY README.md ./
 COPY zoo zoo
 COPY serve serve
-RUN pip install $PIP_ARGS --no-deps --prefix /packages/serve .
+RUN pip install $PIP_ARGS --no-deps --no-compile --prefix /packages/serve .
 COPY train train
 RUN pip install $PIP_ARGS --no-deps --prefix /packages/train .
 
@@ -71,15 +88,77 @@ USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/opt/attention-zoo/launch"]
 
-FROM dependencies AS serve
+# The bundle to bake in, or an empty folder. (COPY must have something to copy; the build of a plain image has no bundle.)
+FROM base AS bundle
+ARG MODEL=""
+WORKDIR /baked
+COPY pyproject.toml ${MODEL:-pyproject.toml} ./
+RUN rm pyproject.toml \
+    && if [ -n "$MODEL" ] && ! [ -f card.json ]; then \
+         echo "error: MODEL=$MODEL is no bundle: no card.json in it" >&2; exit 2; \
+       fi \
+    && chmod -R a+rX .
+
+FROM dependencies AS serve-torch
+ARG APT_PACKAGES=""
+RUN if [ -n "$APT_PACKAGES" ]; then \
+      apt-get update && apt-get install -y --no-install-recommends $APT_PACKAGES && rm -rf /var/lib/apt/lists/*; \
+    fi
+ARG MODEL=""
 COPY --from=packages /packages/serve /opt/venv
-ENV SERVE_MODEL_URI=models:/digits@champion \
+COPY --from=bundle /baked /bundle
+ENV USER=zoo \
     SERVE_HOST=0.0.0.0 \
-    SERVE_PORT=8000
+    SERVE_PORT=8000 \
+    SERVE_MODEL_URI=${MODEL:+/bundle}
+ENV SERVE_MODEL_URI=${SERVE_MODEL_URI:-models:/digits@champion}
 WORKDIR /tmp
 USER 10001:10001
+RUN --mount=type=bind,source=deploy/serve/prove.py,target=/tmp/prove.py [ -z "$MODEL" ] || python /tmp/prove.py "$MODEL"
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['SERVE_PORT'] + '/ready', timeout=4)"]
+ENTRYPOINT ["python", "-m", "serve"]
+
+# The environment of `serve`: what pyproject.toml lists but for torch and what is built on it. Then made small: see deploy/serve/slim.py.
+# LEAVE_OUT: what MLflow installs for Databricks, for git and for being itself the owner of a database.
+FROM environment AS slim
+ARG PIP_ARGS=""
+ARG EXTRA_PACKAGES=""
+RUN apt-get update && apt-get install -y --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*
+RUN python -c "import re, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print(*(r for r in p['dependencies'] + p['optional-dependencies']['serve'] \
+if re.match(r'[\w-]+', r)[0] not in ('torch', 'torchvision', 'timm', 'einops')), sep='\n')" > requirements.txt \
+    && pip install $PIP_ARGS --no-compile -c constraints.txt -r requirements.txt $EXTRA_PACKAGES
+ARG LEAVE_OUT="pip setuptools sqlalchemy alembic Mako databricks-sdk google-auth pyasn1-modules pyasn1 cryptography cffi pycparser GitPython gitdb smmap"
+COPY deploy/serve/slim.py ./
+COPY --from=packages /packages/serve /opt/venv
+# strip: wheels whose libraries have still their symbols (uvloop: 12 of 13 MB); not those that auditwheel has rewritten.
+RUN find /opt/venv -name '*.so' ! -path '*/numpy/*' ! -path '*/PIL/*' ! -path '*.libs/*' -exec strip --strip-unneeded {} + \
+    && python slim.py /opt/bytecode $LEAVE_OUT
+
+FROM base AS serve
+ARG MODEL=""
+COPY --from=slim /opt/venv /opt/venv
+COPY --from=slim /opt/bytecode /opt/bytecode
+COPY --from=bundle /baked /bundle
+ENV PYTHONPYCACHEPREFIX=/opt/bytecode \
+    SERVE_HOST=0.0.0.0 \
+    SERVE_PORT=8000 \
+    SERVE_MODEL_URI=${MODEL:+/bundle}
+ENV SERVE_MODEL_URI=${SERVE_MODEL_URI:-models:/digits@champion}
+WORKDIR /tmp
+USER 10001:10001
+RUN --mount=type=bind,source=deploy/serve/prove.py,target=/tmp/prove.py [ -z "$MODEL" ] || python /tmp/prove.py "$MODEL"
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['SERVE_PORT'] + '/ready', timeout=4)"]
+ARG VERSION=""
+ARG REVISION=""
+LABEL org.opencontainers.image.title="attention-zoo" \
+      org.opencontainers.image.description="An endpoint for Vision Transformers with attention of your own, on ONNX Runtime" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"
 ENTRYPOINT ["python", "-m", "serve"]
