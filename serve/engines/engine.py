@@ -85,8 +85,8 @@ def open_engine(
         if (error.name or "").partition(".")[0] in ("serve", "zoo"):
             raise
         raise EngineError(
-            f"the engine {wanted.name} takes the package {error.name}, which is not installed here; install it, or "
-            f"give another engine by --engine; the card names {card.engine.name}"
+            f"the engine {wanted.name} takes the package {error.name}, which is not installed here: install it (the "
+            "image serve-torch has it), or make a bundle for the engine onnx by python -m serve.equip"
         ) from error
     engine: Engine = module.build_engine(bundle, card, wanted, options or EngineOptions())
     return engine, check_engine(engine, bundle, card)

@@ -12,12 +12,19 @@ from mlflow.artifacts import download_artifacts
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from sqlalchemy.exc import SQLAlchemyError
 
 from serve.errors import LocateError, OutOfReachError
 from serve.models.locate import FoundVersion, LocatedModel, ModelUri
 from zoo.errors import did_you_mean
 from zoo.files.bundle_files import CARD
+
+_FAILURES: tuple[type[Exception], ...] = (MlflowException, OSError)
+try:
+    from sqlalchemy.exc import SQLAlchemyError
+except ModuleNotFoundError:  # as in the image `serve`, which reads tracking servers alone
+    pass
+else:
+    _FAILURES = (*_FAILURES, SQLAlchemyError)
 
 _MLFLOW = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -76,7 +83,10 @@ def _explained(uri: ModelUri) -> Iterator[None]:
     _check_store(registry)
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except ModuleNotFoundError as error:
+        line = f"{uri.text}: to read {registry} takes the package {error.name}, which is not installed here"
+        raise LocateError(_without_password(f"{line}; MLFLOW_TRACKING_URI may name a server", registry)) from error
+    except _FAILURES as error:
         if _is_out_of_reach(error):
             line = f"{uri.text}: no MLflow server answers at {registry}; is MLFLOW_TRACKING_URI right?"
             raise OutOfReachError(_without_password(line, registry)) from error
