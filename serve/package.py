@@ -1,4 +1,7 @@
-"""A bundle as an MLflow model, for everybody's MLflow tools. Our own endpoint reads the bundle inside it instead."""
+"""A bundle as an MLflow model, for everybody's MLflow tools. Our own endpoint reads the bundle inside it instead.
+
+Whoever publishes finds here what it takes: the proof that an engine computes a model, and the packaging.
+"""
 
 import io
 import warnings
@@ -17,28 +20,23 @@ from PIL import Image
 
 import serve
 import zoo
+from serve.engines.engine import Engine as Engine
+from serve.engines.engine import open_engine as open_engine
+from serve.engines.proof import prove_engine
+from serve.engines.proof import proving as proving
+from serve.engines.self_test import check_engine as check_engine
+from serve.errors import EngineError as EngineError
+from serve.packaged import PLUGINS
 from serve.protocol.schemas import DEFAULT_TOP_K
-from zoo.bundle import CARD
-from zoo.card import ModelCard, read_card
+from zoo.card import ModelCard
+from zoo.files.bundle_files import CARD
+from zoo.files.golden import read_bundle_card
 from zoo.plugin_check import check_plugins
 from zoo.plugins import Plugin, find_plugin
 
-_REQUIREMENTS = (
-    "mlflow",
-    "torch",
-    "torchvision",
-    "timm",
-    "einops",
-    "safetensors",
-    "pydantic",
-    "pillow",
-    "numpy",
-    "pandas",
-)
-
-
-PLUGINS = "plugins"
-"""Folder of a plugin's file, below the code that MLflow stores with a model."""
+_LIGHT = ("mlflow", "safetensors", "pydantic", "pillow", "numpy", "pandas")
+_TORCH = ("torch", "torchvision", "timm", "einops")
+_REQUIREMENTS = {"eager": (*_LIGHT, *_TORCH), "compile": (*_LIGHT, *_TORCH), "onnx": (*_LIGHT, "onnxruntime")}
 
 
 def log_bundle(bundle: Path, *, name: str = "model") -> str:
@@ -47,7 +45,8 @@ def log_bundle(bundle: Path, *, name: str = "model") -> str:
     The packages zoo and serve travel along as code, and the third-party packages as pinned requirements. So the
     model runs in an environment that MLflow makes for it; a requirement "attention-zoo" could be met only where an
     index has it, or by whoever takes that name on another one. A plugin's file travels as code too, beside the bundle
-    and not in it; a plugin out of an installed package is one requirement more.
+    and not in it; a plugin out of an installed package is one requirement more. The engine is the card's: with "onnx"
+    neither torch nor a plugin is needed, and the file is compared with the weights here, whoever made it.
 
     Args:
         bundle: The bundle's directory.
@@ -58,11 +57,16 @@ def log_bundle(bundle: Path, *, name: str = "model") -> str:
 
     Raises:
         BundleError: If `bundle` is no bundle, or its attention's plugin is not loaded.
+        UnfitEngineError: If its model.onnx computes something else than its weights.
         RuntimeError: If no run is active: MLflow would silently start one.
     """
-    card = read_card(bundle / CARD)
+    card = read_bundle_card(bundle)
     check_plugins(card, bundle / CARD)
-    plugin = find_plugin(card.attention)
+    if card.engine.name == "onnx":
+        from zoo.bundle import load_bundle  # loads torch
+
+        prove_engine(bundle, load_bundle(bundle)[0])
+    plugin = None if card.engine.name == "onnx" else find_plugin(card.attention)
     if mlflow.active_run() is None:
         raise RuntimeError("log_bundle wants an active MLflow run")
     with warnings.catch_warnings(), TemporaryDirectory() as folder:
@@ -72,7 +76,7 @@ def log_bundle(bundle: Path, *, name: str = "model") -> str:
             python_model=str(Path(__file__).with_name("pyfunc_model.py")),
             artifacts={"bundle": str(bundle)},
             code_paths=[*zoo.__path__, *serve.__path__, *_copy_plugin(plugin, Path(folder) / PLUGINS)],
-            pip_requirements=[*map(_pin, _REQUIREMENTS), *_required_by(plugin)],
+            pip_requirements=[*map(_pin, _REQUIREMENTS[card.engine.name]), *_required_by(plugin)],
             signature=build_signature(),
             input_example=_build_example(card),
         )

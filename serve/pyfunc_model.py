@@ -1,6 +1,7 @@
 """The MLflow model's code: a bundle behind MLflow's own tools. MLflow runs this file; nothing here imports it.
 
-The numbers are the endpoint's own: the same decoding, transform and predictor.
+The numbers are the endpoint's own: the same decoding, transform, engine and predictor. With ONNX Runtime as the engine
+this needs no torch.
 """
 
 from pathlib import Path
@@ -11,12 +12,11 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
-from serve.package import PLUGINS
+from serve.packaged import list_plugin_files
 from serve.predictor import Predictor
 from serve.protocol.encoding import decode_cell
 from serve.protocol.schemas import DEFAULT_TOP_K
-from zoo.bundle import CARD
-from zoo.card import read_card
+from zoo.files.golden import read_bundle_card
 from zoo.plugins import load_plugins
 from zoo.preprocess import preprocess
 from zoo.registry import registered
@@ -28,8 +28,9 @@ class BundleModel(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         """Load the bundle among the model's artifacts; MLflow wants the argument to have this name."""
         bundle = Path(context.artifacts["bundle"])
-        if read_card(bundle / CARD).attention not in registered():  # its plugin lies among the model's code
-            load_plugins(sorted((bundle.parent.parent / "code" / PLUGINS).glob("*.py")))
+        card = read_bundle_card(bundle)
+        if card.engine.name != "onnx" and card.attention not in registered():
+            load_plugins(list_plugin_files(bundle))
         self.predictor = Predictor.from_bundle(bundle)
 
     def predict(

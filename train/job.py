@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ import zoo
 from train import report
 from train.build import build_run, wrap
 from train.config import TrainConfig
+from train.engine import SERVED, write_equipped
 from train.equality.agreement import Facts, check_agreement, check_streams
 from train.equality.facts import data_facts, first_draws, resume_facts, start_facts
 from train.errors import ConfigError
@@ -23,7 +23,7 @@ from train.faults.lock import mark_abandoned, occupied
 from train.faults.watch import Watch
 from train.faults.watched import watched
 from train.loop import fit
-from train.publish import Published, find_lineage, publish, write_bundle
+from train.publish import Published, find_lineage, publish
 from train.ranks import check_world, describe_ranks, gather_json, together
 from train.replicas import ReplicaReport, check_replicas
 from train.run import Run
@@ -155,7 +155,7 @@ def start_tracking(run: Run, resume: Resume | None, equal: ReplicaReport, change
 
 
 def finish(run: Run, metrics: dict[str, float]) -> None:
-    """On the main process: keep the last checkpoint in MLflow, write the bundle, register it, say what comes next."""
+    """On the main process: write the bundle, keep the last checkpoint in MLflow, register it, say what comes next."""
     config = run.config
     model = run.accelerator.unwrap_model(run.model, keep_fp32_wrapper=False, keep_torch_compile=False)
     results = {
@@ -165,12 +165,13 @@ def finish(run: Run, metrics: dict[str, float]) -> None:
     }
     card = run.card.model_copy(update=results)
     bundle = run.folder / "bundle"
-    if bundle.exists():  # left by an earlier end of this very run that did not get to publish it
-        shutil.rmtree(bundle)
-    write_bundle(model, card, bundle)
+    equipped = write_equipped(run, model, card, bundle)
+    run.card = equipped.card
+    say(run.accelerator, f"engine    {equipped}")
     run.tracker.log_artifacts(run.checkpoints / f"step-{run.step:08d}", f"checkpoints/step-{run.step:08d}")
     point_latest(run.folder)
-    published = publish(bundle, card, config.name, config.publish)
+    published = publish(bundle, run.card, config.name, config.publish)
+    run.tracker.log_metrics({SERVED: run.card.metrics[SERVED]}, step=run.step)
     run.tracker.set_tags({"published": f"{published.name}/{published.version}"})
     say_published(run, published)
 

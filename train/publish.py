@@ -15,9 +15,9 @@ from torch import nn
 
 from train.config import PublishConfig
 from train.errors import PublishError
-from zoo.bundle import check_golden, load_bundle, save_bundle
-from zoo.card import Lineage, ModelCard
-from zoo.errors import BundleError
+from zoo.bundle import Proof, save_bundle
+from zoo.card import Lineage, ModelCard, read_card
+from zoo.errors import BundleError, UnfitEngineError
 from zoo.plugins import Plugin, find_plugin
 
 if TYPE_CHECKING:
@@ -68,14 +68,17 @@ def find_git_commit() -> str | None:
     return f"{commit}+changes" if changes.stdout.strip() else commit
 
 
-def write_bundle(model: nn.Module, card: ModelCard, path: Path) -> Path:
+def write_bundle(model: nn.Module, card: ModelCard, path: Path, *, prove: Proof | None = None) -> Path:
     """Save the bundle at `path`, which must be new; return it.
 
     Raises:
         PublishError: If it cannot be written, or does not answer as the model does.
+        UnfitEngineError: If the engine that the card names cannot compute it; nothing is left at `path`.
     """
     try:
-        save_bundle(model, card, path)
+        save_bundle(model, card, path, prove=prove)
+    except UnfitEngineError:
+        raise
     except (BundleError, OSError) as error:
         raise PublishError(f"the bundle {path} cannot be written: {error}") from error
     return path
@@ -225,10 +228,14 @@ def beats(score: float, fingerprint: str, champion: Champion | None, *, forced: 
 def load_test(model_uri: str, bundle: Path) -> None:
     """Download a registered version and hold its answer to the golden example against that of the local bundle.
 
+    The engine that its card names answers, as where it will be served.
+
     Raises:
         PublishError: If it does not load or does not answer the same.
     """
     from mlflow.artifacts import download_artifacts
+
+    from serve.package import EngineError, check_engine, open_engine
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(download_artifacts(artifact_uri=f"{model_uri}/artifacts", dst_path=folder))
@@ -236,7 +243,8 @@ def load_test(model_uri: str, bundle: Path) -> None:
         if len(cards) != 1:
             raise PublishError(f"{model_uri}: holds {len(cards)} bundles, wanted one; the alias was not moved")
         try:
-            model, _ = load_bundle(cards[0].parent)
-            check_golden(model, bundle)
-        except BundleError as error:
+            card = read_card(cards[0])
+            engine, _ = open_engine(cards[0].parent, card)
+            check_engine(engine, bundle, card)
+        except (BundleError, EngineError) as error:
             raise PublishError(f"{model_uri}: failed its load-test, the alias was not moved: {error}") from error

@@ -94,7 +94,8 @@ def describe_next(run: Run, published: Published, example: Path | None) -> str:
     model = shlex.quote(f"models:/{published.name}@{published.alias}")
     known = uri in (TrackingConfig().uri, os.environ.get("MLFLOW_TRACKING_URI"))  # serve finds it by itself
     where = "" if known else f"MLFLOW_TRACKING_URI={shlex.quote(uri)} "
-    files = run.config.model.plugins if run.card.plugins else ()
+    needs_code = run.card.plugins and run.card.engine.name != "onnx"
+    files = run.config.model.plugins if needs_code else ()
     plugins = f" --plugins {shlex.quote(','.join(files))}" if files else ""
     return "\n".join(
         (

@@ -6,7 +6,8 @@ ZooError (a ValueError: what the user gave does not fit)
 ├── SwapError          a model whose attention cannot be replaced, and why
 ├── PluginError        a file, module or package that should register a variant and does not, or clashes
 ├── BundleError        a bundle that is damaged, foreign or of another format
-│   ├── ExportError         whose model cannot be written as ONNX
+│   ├── UnfitEngineError    whose card names an engine that cannot compute it
+│   │   └── ExportError         since its model cannot be written as ONNX
 │   └── MissingPluginError  whose attention a plugin registers that was not given
 ├── ImageError         bytes that are not an image within the limits
 └── AuditError         a model or optimizer that will not train as its owner believes
@@ -48,7 +49,11 @@ class BundleError(ZooError):
     """A bundle that is damaged, of another format, or not what its card says."""
 
 
-class ExportError(BundleError):
+class UnfitEngineError(BundleError):
+    """An engine that cannot compute a bundle's model, or computes something else."""
+
+
+class ExportError(UnfitEngineError):
     """A model that cannot be written as ONNX, or a model.onnx that holds more than a model of ours does."""
 
 

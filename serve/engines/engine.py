@@ -86,7 +86,8 @@ def open_engine(
             raise
         raise EngineError(
             f"the engine {wanted.name} takes the package {error.name}, which is not installed here: install it (the "
-            "image serve-torch has it), or make a bundle for the engine onnx by python -m serve.equip"
+            "image serve-torch has it), give the engine onnx by --engine, or make a bundle for that one by "
+            "python -m serve.equip"
         ) from error
     engine: Engine = module.build_engine(bundle, card, wanted, options or EngineOptions())
     return engine, check_engine(engine, bundle, card)

@@ -64,6 +64,7 @@ def run(folder: Path, shell: dict[str, str]) -> Any:
 def bundle(folder: Path, run: Any) -> Path:
     """Two epochs of digits with the file's variant, in one process; the bundle that came out."""
     flags = ["--name", "mine", "--model.attention", "temperature", "--model.plugins", "my_attention.py"]
+    flags += ["--publish.engine", "eager"]  # which needs the file where it is served
     done = run("-m", "train", *flags, "--schedule.epochs", "2", "--schedule.warmup_epochs", "1")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "attention temperature" in done.stdout

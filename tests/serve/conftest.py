@@ -13,11 +13,12 @@ from starlette.testclient import TestClient
 
 import zoo
 from serve.app import create_app
+from serve.equip.write import equip
 from serve.package import log_bundle
 from serve.predictor import Predictor
 from serve.settings import Settings
 from zoo import plugins, registry
-from zoo.card import ModelCard, Preprocessing
+from zoo.card import EngineChoice, ModelCard, Preprocessing
 
 KWARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 
@@ -39,6 +40,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     path = tmp_path_factory.mktemp("bundles") / "tiny"
     zoo.save_bundle(model, card, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def onnx_bundle(bundle: Path) -> Path:
+    """The same model with ONNX Runtime as its engine; exporting it takes seconds."""
+    path = bundle.with_name("tiny_onnx")
+    equip(bundle, path, EngineChoice(name="onnx"))
     return path
 
 

@@ -180,5 +180,5 @@ def test_log_bundle_starts_no_run_of_its_own(bundle: Path) -> None:
 
 
 def test_a_bundle_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"nowhere/card\.json: cannot read the card"):
+    with pytest.raises(BundleError, match=r"nowhere: no bundle here, a directory with card\.json"):
         log_bundle(tmp_path / "nowhere")

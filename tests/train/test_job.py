@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -48,11 +49,16 @@ def everything(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_job_trains_registers_and_says_so_and_a_second_call_does_nothing(tracked, here, capsys):
-    go(tracked())
-    out = capsys.readouterr().out
+    go(tracked(publish__engine="auto"))
+    said = capsys.readouterr()
+    out = said.out
     assert [line.split()[0] for line in out.splitlines()] == [
-        *("ranks", "model", "data", "schedule", "audit", "replicas", "result", "registry", "look", "serve", "then"),
+        *("ranks", "model", "data", "schedule", "audit", "replicas", "result", "engine"),
+        *("registry", "look", "serve", "then"),
     ]
+    assert "onnx" not in said.err, "the exporter is quiet"
+    engine = r"^engine    onnx fp32, logits within \d\.\de-0\d of torch's; top-1 \d+\.\d\d% as evaluated$"
+    assert re.search(engine, out, re.MULTILINE), out
     assert "tiny version 1, @champion -> version 1 (the first version)" in out
     (run,) = runs_of(here)
     assert run.info.status == "FINISHED"
@@ -62,6 +68,8 @@ def test_job_trains_registers_and_says_so_and_a_second_call_does_nothing(tracked
     _, card = load_bundle(folder / "bundle")
     assert card.lineage.run_id == run.info.run_id
     assert card.metrics["val/top1"] == run.data.metrics["val/top1"]
+    assert card.metrics["serve/top1"] == run.data.metrics["serve/top1"] == run.data.metrics["val/top1"]
+    assert (card.engine.name, (folder / "bundle" / "model.onnx").is_file()) == ("onnx", True)
     assert card.data_fingerprint == run.data.tags["val_fingerprint"]
     artifacts = {item.path for item in mlflow.MlflowClient().list_artifacts(run.info.run_id, "checkpoints")}
     assert artifacts == {"checkpoints/step-00000012"}

@@ -48,6 +48,7 @@ def tiny_config(root: Path | str, **fields: Any) -> TrainConfig:
         "loop": {"batch_size_per_rank": 2},
         "log": {"every_steps": 1, "progress": False},
         "tracking": {"uri": f"sqlite:///{folder}/mlflow.db"},
+        "publish": {"engine": "eager"},  # exporting to ONNX takes seconds
     }
     for name, value in fields.items():
         set_path(merged, name.replace("__", "."), value)

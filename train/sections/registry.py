@@ -1,9 +1,9 @@
 """Where the run and the trained model are kept."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_serializer, field_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from train.fields import Section, Text
 from train.store import without_password
@@ -31,6 +31,11 @@ class PublishConfig(Section):
     """Registry alias that moves to the version if it scores higher on the same validation images."""
     force: bool = False
     """Move the alias whatever the score, and on other validation images too."""
+    engine: Literal["auto", "eager", "compile", "onnx"] = "auto"
+    """What computes where the model is served: eager torch, torch.compile, or ONNX Runtime, which needs no torch there.
+    auto: onnx, or eager where the model cannot be exported or ONNX Runtime computes something else."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Numbers it computes in; bf16 for eager and compile. serve/top1 says what it costs in accuracy."""
 
     @field_validator("alias")
     @classmethod
@@ -40,3 +45,9 @@ class PublishConfig(Section):
         if alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):
             raise ValueError(f"{alias!r} is reserved by MLflow; take another, such as champion")
         return alias
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.engine == "onnx" and self.precision != "fp32":
+            raise ValueError(f"the engine onnx computes in fp32, got {self.precision}; take engine eager or compile")
+        return self

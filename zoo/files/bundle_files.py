@@ -37,7 +37,7 @@ def written_aside(path: Path) -> Iterator[Path]:
         with new_directory(path) as aside:
             yield aside
     except BundleError as error:
-        raise BundleError(str(error).replace(str(aside), str(path))) from error
+        raise type(error)(str(error).replace(str(aside), str(path))) from error
     except (SafetensorError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BundleError(f"{path}: cannot be written ({reason}); nothing is left there") from error

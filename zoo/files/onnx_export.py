@@ -2,6 +2,8 @@
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +48,7 @@ def export_onnx(model: nn.Module, size: tuple[int, int], file: Path) -> None:
     images = torch.zeros(2, 3, *size)
     batch = torch.export.Dim("batch", min=1)
     try:
-        with warnings.catch_warnings(record=True) as heard, torch.no_grad():
-            warnings.simplefilter("always")
+        with _hushed() as heard, torch.no_grad():
             program = torch.onnx.export(
                 model,
                 (images,),
@@ -59,14 +60,30 @@ def export_onnx(model: nn.Module, size: tuple[int, int], file: Path) -> None:
             )
         assert program is not None
         _forget_origins(program.model)
-        program.save(file, external_data=False)
     except ImportError as error:
         raise ExportError(f"exporting takes the packages onnx and onnxscript: {_one_line(error)}") from error
     except Exception as error:  # the exporter follows a model's own code: any class of error can come out
         raise ExportError(f"torch.onnx cannot export this model: {_one_line(error)}") from error
+    program.save(file, external_data=False)
     for warning in heard:
         logger.debug("torch.onnx: %s", _one_line(warning.message))
     check_onnx(file)
+
+
+@contextmanager
+def _hushed() -> Iterator[list[warnings.WarningMessage]]:
+    """Collect warnings, and leave the exporter's reports of each step below WARNING out of the log."""
+    loggers = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript", "torch.onnx")]
+    levels = [one.level for one in loggers]
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for one in loggers:
+            one.setLevel(logging.WARNING)
+        try:
+            yield heard
+        finally:
+            for one, level in zip(loggers, levels, strict=True):
+                one.setLevel(level)
 
 
 def _forget_origins(model: Any) -> None:

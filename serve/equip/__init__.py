@@ -1,0 +1,1 @@
+"""`python -m serve.equip`: the same bundle with another engine."""
