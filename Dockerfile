@@ -7,9 +7,9 @@
 #   docker run -p 8000:8000 --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges ... attention-zoo
 #
 # With a model baked in, for places without a network. The build proves that it answers its golden example as it did when saved.
-# The bundle is a directory here, or in bundles/ here; .dockerignore keeps everything else out:
+# The bundle is copied into bundles/ first: .dockerignore lets nothing else into a build.
 #
-#   docker build --build-arg MODEL=my_bundle -t attention-zoo-mine . && docker run --network none attention-zoo-mine
+#   docker build --build-arg MODEL=bundles/mine -t attention-zoo-mine .
 #
 # `serve-torch` has the engines eager and compile too, for GPUs and for bundles without a model.onnx (or make it one:
 # `python -m serve.equip`). torch.compile wants a compiler, and to load what that made: APT_PACKAGES=g++, --tmpfs /tmp:exec.

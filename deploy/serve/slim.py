@@ -2,10 +2,10 @@
 
     python slim.py BYTECODE [DISTRIBUTION ...]
 
-Removes the distributions (whose names are pip's), tests, type stubs and bytecode, and what of ONNX Runtime needs the
-package onnx. Then imports the whole endpoint, which proves that nothing it needs is gone, and writes the bytecode of
-exactly the modules that this loaded below BYTECODE (a PYTHONPYCACHEPREFIX): a root filesystem that is read-only could
-keep none, and all of it would be larger than the rest.
+Removes the distributions (whose names are pip's), tests, type stubs, bytecode and what is `DEAD` in packages. Then
+imports the whole endpoint, which proves that nothing it needs is gone, and writes the bytecode of exactly the modules
+that this loaded below BYTECODE (a PYTHONPYCACHEPREFIX): a root filesystem that is read-only could keep none, and
+bytecode of everything would be four times as large.
 """
 
 import pkgutil
@@ -21,24 +21,29 @@ from pathlib import Path
 
 KEPT_FOLDERS = ("databricks",)
 """MLflow looks for databricks.agents as it is imported, which fails unless there is a `databricks`, be it empty."""
-DEAD = ("onnxruntime/quantization", "onnxruntime/tools", "onnxruntime/transformers")
+DEAD = (
+    "PIL/_avif.*",  # a format that zoo.preprocess does not take
+    "pillow.libs/libavif*",
+    "onnxruntime/capi/libonnxruntime.so.*",  # for C programs: Python's module holds the same once more
+    "onnxruntime/quantization",  # these take the package onnx
+    "onnxruntime/tools",
+    "onnxruntime/transformers",
+)
+"""What nothing here calls, as patterns."""
 ABSENT = {"accelerate", "einops", "httpx", "onnx", "pandas", "timm", "torch", "torchvision", "tqdm"}
 """What a module of serve may want and this image has not: such a module is not for it."""
-LATE = (
+NEEDED = (
+    "serve.__main__",
+    "serve.engines.onnx_runtime",
+    "serve.models.registry",
     "encodings.idna",
-    "mlflow.artifacts",
     "mlflow.store.artifact.mlflow_artifacts_repo",
     "mlflow.store.tracking.rest_store",
-    "mlflow.tracking",
-    "onnxruntime",
     "uvicorn.lifespan.on",
-    "uvicorn.loops.auto",
     "uvicorn.loops.uvloop",
-    "uvicorn.protocols.http.auto",
     "uvicorn.protocols.http.httptools_impl",
-    "uvicorn.protocols.websockets.auto",
 )
-"""What is imported only while it starts or fetches a model."""
+"""What must be here, and of that what is imported only while it starts or fetches a model."""
 
 
 def main(argv: list[str]) -> int:
@@ -90,17 +95,19 @@ def remove_distribution(found: Distribution) -> None:
 def prune(site: Path) -> None:
     """Delete tests, bytecode, type stubs and `DEAD` below `site`."""
     folders = [path for path in site.rglob("*") if path.is_dir() and path.name in ("__pycache__", "test", "tests")]
-    for folder in (*folders, *(site / dead for dead in DEAD)):
-        shutil.rmtree(folder, ignore_errors=True)
-    for stub in site.rglob("*.pyi"):
-        stub.unlink()
+    dead = [found for pattern in DEAD for found in site.glob(pattern)]
+    for path in (*folders, *dead, *site.rglob("*.pyi")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def load_endpoint(package: str) -> None:
-    """Import every module of `package` that is for this image, and what it imports late.
+    """Import every module of `package` that is for this image, and all that is `NEEDED`.
 
     Raises:
-        ImportError: If something else than `ABSENT` is missing.
+        ImportError: If something of that is missing, or something else than `ABSENT`.
     """
     names = [
         package,
@@ -112,9 +119,9 @@ def load_endpoint(package: str) -> None:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ABSENT:
                 raise
-    for name in LATE:
+    for name in NEEDED:
         import_module(name)
-    import_module("PIL.Image").init()
+    import_module("PIL.Image").init()  # its formats
 
 
 def compile_loaded(into: Path) -> int:
