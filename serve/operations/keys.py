@@ -4,7 +4,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,16 +22,17 @@ class KeyRing:
     Args:
         path: One key a line, `name:key` or the key alone; blank lines and lines that begin with # are skipped. A key
             has 16 to 512 visible ASCII characters, no colon among them.
+        clock: Seconds, never going back.
 
     Raises:
         KeyFileError: If the file cannot be read, has no key or a line that is none.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
         self._stamp = _stamp(path)
         self._keys = read_keys(path)
-        self._looked = time.monotonic()
+        self._looked = clock()
 
     def check(self, key: str | None) -> str:
         """Return the name of `key`. All keys are compared, each in constant time, so time tells nothing.
@@ -52,7 +53,7 @@ class KeyRing:
 
     def _refresh(self) -> None:
         """Look at the file at most once a second; one that is broken now changes nothing."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._looked < _LOOK_EVERY_S:
             return
         self._looked = now

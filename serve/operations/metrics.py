@@ -94,5 +94,8 @@ class Metrics:
         Returns:
             The body, and its content type.
         """
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # it compares a version that is none with numbers
+            encode, content_type = choose_encoder("")
         return encode(self.registry), content_type

@@ -113,7 +113,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def run_echo(limits: ConnectionLimits, keep_alive_s: float = 20, timeout_s: float = 5) -> Iterator[Running]:
+def run_echo(
+    limits: ConnectionLimits, keep_alive_s: float = 20, timeout_s: float = 5, grace_s: float = 0
+) -> Iterator[Running]:
     metrics, draining, echo = Metrics(), Draining(), Echo()
     wrapped = AccessLog(Gate(echo, None, None), metrics)
     config = uvicorn.Config(
@@ -126,7 +128,7 @@ def run_echo(limits: ConnectionLimits, keep_alive_s: float = 20, timeout_s: floa
         server_header=False,
         timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
     )
-    server = DrainingServer(config, draining, grace_s=0, timeout_s=timeout_s)
+    server = DrainingServer(config, draining, grace_s=grace_s, timeout_s=timeout_s)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -147,8 +149,8 @@ def run() -> Iterator[Callable[..., Running]]:
     """Start servers that end with the test: `run(max_head_bytes=2000)`."""
     with ExitStack() as stack:
 
-        def start(*, keep_alive_s: float = 20, timeout_s: float = 5, **limits: float) -> Running:
+        def start(*, keep_alive_s: float = 20, timeout_s: float = 5, grace_s: float = 0, **limits: float) -> Running:
             bounds = ConnectionLimits(**limits)  # type: ignore[arg-type]
-            return stack.enter_context(run_echo(bounds, keep_alive_s, timeout_s))
+            return stack.enter_context(run_echo(bounds, keep_alive_s, timeout_s, grace_s))
 
         yield start
