@@ -46,19 +46,18 @@ NEEDED = (
 """What must be here, and of that what is imported only while it starts or fetches a model."""
 
 
-def main(argv: list[str]) -> int:
-    """Do it; return the exit status."""
+def main(argv: list[str], site: Path) -> int:
+    """Do it to the site-packages `site`; return the exit status."""
     bytecode, *names = argv
-    site = Path(sysconfig.get_path("purelib"))
     before = measure(site)
     try:
         found = [find_distribution(name) for name in names]
     except PackageNotFoundError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    prune(site)
     for each in found:
         remove_distribution(each)
-    prune(site)
     load_endpoint("serve")
     compiled = compile_loaded(Path(bytecode))
     sizes = f"{before:.0f} MB are {measure(site):.0f}, and {measure(Path(bytecode)):.0f} of bytecode"
@@ -81,14 +80,12 @@ def find_distribution(name: str) -> Distribution:
 
 
 def remove_distribution(found: Distribution) -> None:
-    """Delete the files of a distribution, and the folders that are empty then."""
+    """Delete the files of a distribution, and the folders that are empty then: one left would still be a package."""
     files = [Path(str(found.locate_file(file))).resolve() for file in found.files or ()]
     for file in files:
         file.unlink(missing_ok=True)
     for folder in sorted({parent for file in files for parent in file.parents}, key=lambda path: -len(path.parts)):
-        if folder.name == "__pycache__":
-            shutil.rmtree(folder, ignore_errors=True)
-        elif folder.name not in KEPT_FOLDERS and folder.is_dir() and not any(folder.iterdir()):
+        if folder.name not in KEPT_FOLDERS and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
@@ -146,4 +143,4 @@ def measure(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], Path(sysconfig.get_path("purelib"))))
