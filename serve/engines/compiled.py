@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from serve.engines.eager import EagerEngine
-from serve.engines.engine import EngineOptions, list_batch_sizes, tell
+from serve.engines.engine import EngineOptions, list_batch_sizes
+from serve.engines.self_test import tell
 from serve.errors import EngineError
 from zoo.bundle import load_bundle
 from zoo.card import EngineChoice, ModelCard

@@ -6,7 +6,8 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from serve.engines.engine import EngineOptions, cut, tell
+from serve.engines.engine import EngineOptions, cut
+from serve.engines.self_test import tell
 from serve.errors import EngineError
 from zoo.card import EngineChoice, ModelCard
 from zoo.files.bundle_files import ONNX, read_digests

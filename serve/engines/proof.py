@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from serve.engines.engine import Engine, EngineOptions, open_engine
-from serve.engines.self_test import TOLERANCES, compare
+from serve.engines.self_test import TOLERANCES, ask, compare
 from serve.errors import EngineError
 from zoo.card import EngineChoice
 from zoo.errors import BundleError, UnfitEngineError
@@ -67,7 +67,7 @@ def prove_engine(bundle: Path, model: "nn.Module") -> tuple[Engine, float]:
         for count in BATCH_SIZES:
             images = noise.standard_normal((count, 3, *card.preprocessing.size), dtype=np.float32)
             what, tolerance = f"{bundle}: seeded noise", ONNX_TOLERANCE if is_onnx else TOLERANCES["bf16"]
-            apart = compare(engine.run(images), reference.run(images), card.engine, what, tolerance)
+            apart = compare(ask(engine, images, what), reference.run(images), card.engine, what, tolerance)
             difference = max(difference, apart)
     except UnfitEngineError:
         raise

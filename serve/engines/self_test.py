@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from serve.errors import EngineError
 from zoo.card import EngineChoice, ModelCard
 from zoo.errors import BundleError
 from zoo.files.bundle_files import GOLDEN
@@ -29,12 +30,27 @@ def check_engine(engine: "Engine", bundle: Path, card: ModelCard) -> float:
 
     Raises:
         BundleError: If it is beyond the tolerance of the engine's precision, or not finite.
+        EngineError: If the engine fails.
     """
-    golden = read_golden(bundle, card)
-    return max(
-        compare(engine.run(np.repeat(golden.image, count, axis=0)), golden.logits, engine.choice, f"{bundle / GOLDEN}")
-        for count in (1, COPIES)
-    )
+    golden, what = read_golden(bundle, card), f"{bundle / GOLDEN}"
+    batches = [np.repeat(golden.image, count, axis=0) for count in (1, COPIES)]
+    return max(compare(ask(engine, images, what), golden.logits, engine.choice, what) for images in batches)
+
+
+def ask(engine: "Engine", images: NDArray[np.float32], what: str) -> NDArray[np.float32]:
+    """Run an engine that is not proven yet; raise EngineError, in one line, for whatever it raises."""
+    try:
+        return engine.run(images)
+    except Exception as error:  # the libraries' errors have no kind in common
+        raise EngineError(
+            f"{what}: engine {engine.choice.name} fails at a batch of {len(images)}: {tell(error)}"
+        ) from error
+
+
+def tell(error: Exception) -> str:
+    """Return what an error of a library says in one line: its kind, and the first line of its message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def compare(

@@ -92,6 +92,18 @@ def plugin_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def plugin_onnx_bundle(plugin_bundle: Path) -> Path:
+    """The same with ONNX Runtime as its engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_ATTENTIONS", dict(registry._ATTENTIONS))
+        patch.setattr(plugins, "_LOADED", [])
+        patch.setenv("ZOO_PLUGIN_FILES", "[]")
+        zoo.load_plugins(plugin_bundle.parent / "my_attention.py")
+        equip(plugin_bundle, plugin_bundle.with_name("onnx"), EngineChoice(name="onnx"))
+    return plugin_bundle.with_name("onnx")
+
+
+@pytest.fixture(scope="session")
 def predictor(bundle: Path) -> Predictor:
     return Predictor.from_bundle(bundle, name="数字 model", version="7")
 
