@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name outside the locale must not end us
-    options = _parse(argv)
+    options = parse_command(argv)
     try:
         key = read_key(options.api_key_file) if options.api_key_file else None
         check_url(options.url)
@@ -69,7 +69,8 @@ async def _run(options: argparse.Namespace, files: list[Path], key: str | None) 
     return _SOME_FAILED if failed else 0
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_command(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; a mistake in it ends the process with 2."""
     parser = argparse.ArgumentParser(
         prog="python -m serve.client",
         description="Ask an endpoint about images: a line for each, in order, of path, label and probability, by tabs.",

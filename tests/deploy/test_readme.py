@@ -15,6 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from serve.client.__main__ import parse_command
+from serve.models.locate import parse_uris
+from serve.operations.keys import read_keys
+from serve.settings import Settings
 from tests.deploy.compose import read_compose
 from train.load import parse_command_line
 
@@ -59,6 +63,8 @@ def test_every_line_is_of_a_kind_that_is_tested():
         *STAND_INS,
         "echo ",
         "export ",
+        "mkdir ",
+        "python -m serve.client",
         "python -m train",
         "mlflow server",
     )
@@ -66,7 +72,11 @@ def test_every_line_is_of_a_kind_that_is_tested():
     assert len(COMMANDS) > 12
 
 
-@pytest.mark.parametrize("command", lines("docker run"))
+def names_image(command: str, image: str) -> bool:
+    return image in command.split()
+
+
+@pytest.mark.parametrize("command", [line for line in lines("docker run") if names_image(line, "attention-zoo-train")])
 def test_container_trains_what_the_line_says(command, desk, monkeypatch):
     words = run(command, desk)
     image = words.index("attention-zoo-train")
@@ -77,7 +87,7 @@ def test_container_trains_what_the_line_says(command, desk, monkeypatch):
 
 
 def test_image_is_built_from_the_dockerfiles_target_and_named_as_the_files_call_it(desk):
-    (command,) = lines("docker build")
+    (command,) = lines("docker build --target train")
     words = run(command, desk)
     target, tag = words[words.index("--target") + 1], words[words.index("-t") + 1]
     assert f" AS {target}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -123,6 +133,44 @@ def test_batch_script_gets_its_options_and_the_training_its_own(command, desk, m
     check_training([*words[script + 1 :], "--resume", "auto"], desk, monkeypatch)
 
 
+ENDPOINTS = [line for line in lines("docker run") if not names_image(line, "attention-zoo-train")]
+
+
+@pytest.mark.parametrize("command", ENDPOINTS)
+def test_endpoint_gets_settings_that_it_has_and_what_it_may_not_do_without(command, desk):
+    words = run(command, desk)
+    options = [pair for pair in pairwise(words[:-1]) if pair[0] in ("-e", "-p", "-v", "--tmpfs", "--cap-drop")]
+    assert {("--tmpfs", "/tmp"), ("--cap-drop", "ALL"), ("-p", f"{Settings().port}:{Settings().port}")} <= set(options)
+    assert "--read-only" in words
+    given = dict(word.split("=", 1) for option, word in options if option == "-e")
+    known = {f"SERVE_{name.upper()}" for name in Settings.model_fields} | {"MLFLOW_TRACKING_URI"}
+    assert set(given) <= known
+    for uri in parse_uris([given["SERVE_MODEL_URI"]] if "SERVE_MODEL_URI" in given else []):
+        assert uri.folder is None or f":{uri.folder}:ro" in words[words.index("-v") + 1]
+    built = [run(each, desk) for each in lines("docker build")]
+    assert words[-1] in {each[each.index("-t") + 1] for each in built}
+
+
+def test_a_baked_in_bundle_is_where_the_build_looks_for_it(desk):
+    (copy,), (build,) = lines("mkdir -p bundles"), lines("docker build --build-arg")
+    folder = desk / "runs" / "digits" / "some-run" / "bundle"
+    folder.mkdir(parents=True)
+    (folder / "card.json").touch()
+    (folder.parent.parent / "latest").symlink_to("some-run")
+    words = run(f"{copy}\n{build}", desk)
+    name, _, model = words[words.index("--build-arg") + 1].partition("=")
+    assert f'ARG {name}=""' in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert (desk / model / "card.json").is_file()
+    assert model.startswith("bundles/")
+
+
+def test_client_takes_its_options_and_asks_where_the_container_answers():
+    (command,) = lines("python -m serve.client")
+    options = parse_command(shlex.split(command)[3:])
+    assert options.url == f"http://localhost:{Settings().port}"
+    assert options.images == [Path("runs/digits/examples")], "where a training leaves some"
+
+
 @pytest.mark.parametrize("command", lines("kubectl"))
 def test_cluster_gets_files_that_are_here_and_the_secret_that_they_name(command, desk):
     words = run(command, desk)
@@ -131,6 +179,11 @@ def test_cluster_gets_files_that_are_here_and_the_secret_that_they_name(command,
         return
     assert words[:3] == ["create", "secret", "generic"]
     key, _, value = words[4].removeprefix("--from-literal=").partition("=")
+    if words[3] == "attention-zoo-keys":
+        assert command in (ROOT / "deploy" / "serve" / "kubernetes.yaml").read_text(encoding="utf-8")
+        (desk / "keys").write_text(value)
+        assert list(read_keys(desk / "keys")) == ["team"]
+        return
     manifest = (ROOT / "deploy" / "mlflow" / "kubernetes.yaml").read_text(encoding="utf-8")
     assert f"secretKeyRef: {{name: {words[3]}, key: {key}}}" in manifest
     assert len(value) == 48
