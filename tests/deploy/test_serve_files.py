@@ -8,8 +8,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from prometheus_client.metrics import MetricWrapperBase
 
 from serve.app import create_app
+from serve.errors import STATUSES
 from serve.models.locate import parse_uris
 from serve.operations import draining
 from serve.operations.gate import PROBES
@@ -227,3 +229,48 @@ def test_metrics_that_files_name_are_there():
     assert named
     for name in named:
         assert f"# TYPE {name} " in text
+
+
+def families() -> dict[str, tuple[str, ...]]:
+    """The labels of each series that the code has, by the name that Prometheus stores."""
+    found = {}
+    for metric in vars(Metrics()).values():
+        if isinstance(metric, MetricWrapperBase):
+            (described,) = metric.describe()
+            suffix = {"counter": "_total", "histogram": "_bucket"}.get(described.type, "")
+            found[described.name + suffix] = (*metric._labelnames, *(("le",) if suffix == "_bucket" else ()))
+    return found
+
+
+RULES = [
+    rule
+    for group in yaml.safe_load((ROOT / "deploy" / "serve" / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_alert_is_of_series_and_labels_that_are_there(rule):
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    series = re.findall(r"\b(serve_\w+)(?:\{(.*?)\})?", rule["expr"])
+    assert series
+    for name, selector in series:
+        assert set(re.findall(r"(\w+)=~?\"", selector)) <= set(families()[name])
+    grouped = {word for by in re.findall(r"by \((.*?)\)", rule["expr"]) for word in by.split(", ")}
+    labels = {label for name, _ in series for label in families()[name]}
+    assert grouped <= labels
+    assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= (grouped or labels)
+
+
+def test_alerts_see_the_statuses_outcomes_and_routes_that_there_are():
+    text = (ROOT / "deploy" / "serve" / "alerts.yaml").read_text(encoding="utf-8")
+    statuses = set(re.findall(r'status=~?"([\d|]+)"', text))
+    known = {str(status) for status, _ in STATUSES.values()} | {"500"}
+    assert {status for each in statuses for status in each.split("|")} <= known
+    assert set(re.findall(r'outcome="(\w+)"', text)) <= {"swapped", "refused", "unreachable"}
+    (pattern,) = set(re.findall(r'route=~"(.*?)"', text))
+    routes = list(create_app(Settings()).openapi()["paths"])
+    asked = [route for route in routes if re.fullmatch(pattern, route)]
+    assert asked == [route for route in routes if route.endswith(("/invocations", "/infer"))]
+    assert len(asked) == 4
