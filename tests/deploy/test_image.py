@@ -1,5 +1,6 @@
 """The Dockerfile and what it runs while it builds; the images themselves are built and run by `.ci/container`."""
 
+import os
 import re
 import runpy
 import shutil
@@ -198,3 +199,19 @@ def test_an_engine_that_is_not_there_names_the_image_that_has_it(prove, bundle, 
     assert "the engine eager takes the package torch, which is not installed here" in line
     assert "serve-torch" in line
     assert "python -m serve.equip" in line
+
+
+@pytest.mark.slow
+def test_a_database_instead_of_a_tracking_server_is_one_line(tmp_path):
+    (tmp_path / "sqlalchemy.py").write_text("raise ModuleNotFoundError('not in the image', name='sqlalchemy')")
+    (tmp_path / "mlflow.db").touch()
+    environ = os.environ | {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+        "SERVE_PORT": "0",
+    }
+    command = [sys.executable, "-m", "serve", "models:/digits@champion"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "takes the package sqlalchemy, which is not installed here; MLFLOW_TRACKING_URI may name a server" in line
