@@ -209,7 +209,7 @@ class Batcher:
                 self._is_idle = True
                 self._changed.wait()
                 self._is_idle = False
-            if was_idle and self.limits.wait_s and not self._has_enough():
+            if was_idle and self.limits.wait_s:
                 self._is_gathering = True
                 self._changed.wait_for(self._has_enough, self.limits.wait_s)
                 self._is_gathering = False
@@ -281,7 +281,5 @@ class Batcher:
             self._end(job, failure)
 
     def _end(self, job: Job, failure: RuntimeError) -> None:
-        if job.left:
-            self._withdraw(job)
         if not job.done.done():
-            job.done.set_exception(failure)
+            job.done.set_exception(failure)  # it withdraws what is left itself
