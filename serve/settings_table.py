@@ -1,6 +1,7 @@
 """`python -m serve.settings_table > deploy/serve/SETTINGS.md`: every setting in one table, written from the code."""
 
 import sys
+from typing import Literal, get_args, get_origin
 
 from serve.command_line import flag_of, show_default, variable_of
 from serve.settings import GROUPS, Settings
@@ -28,6 +29,8 @@ def _render_row(name: str) -> str:
     field = Settings.model_fields[name]
     flag = f"{flag_of(name)}, --no-{name.replace('_', '-')}" if field.annotation is bool else flag_of(name)
     meaning = " ".join(str(field.description).split()).replace("|", "\\|")
+    if get_origin(field.annotation) is Literal:
+        meaning += f" One of {', '.join(get_args(field.annotation))}."
     return f"| `{flag}` | `{variable_of(name)}` | `{show_default(field)}` | {meaning} |"
 
 

@@ -8,6 +8,7 @@ has sent all (half-closed the connection) gets its answer.
 import asyncio
 import logging
 import socket
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = self._is_deaf = self._is_surplus = self._has_ended = self._is_used = False
         self._refusal: Refusal | None = None
         self._closing = _Closing(self)
+        self._context = copy_context()  # a timer that a request arms must not log with that request's id
 
     @property
     def is_busy(self) -> bool:
@@ -279,7 +281,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _arm(self, seconds: float, callback: Any, *arguments: Any) -> None:
         self._disarm()
-        self._timer = self.loop.call_later(seconds, callback, *arguments)
+        self._timer = self.loop.call_later(seconds, callback, *arguments, context=self._context)
 
     def _disarm(self) -> None:
         if self._timer is not None:

@@ -155,6 +155,7 @@ async def talk(app: Any, metrics: Metrics, received: list[Message]) -> list[Mess
 
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": None, "state": {}}
     await AccessLog(app, metrics)(scope, receive, send)
+    assert CURRENT.get() is None  # the connection's next request is another
     return sent
 
 

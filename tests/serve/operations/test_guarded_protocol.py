@@ -1,6 +1,7 @@
 """Connections as bad clients make them, on a real socket."""
 
 import json
+import logging
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from serve.operations.current import CURRENT
 from serve.operations.guarded_protocol import ConnectionLimits
 from tests.serve.operations.conftest import Running, read_all, run_echo, wait_until
 
@@ -64,6 +66,26 @@ def test_the_second_head_on_a_connection_has_the_same_time(run: Run) -> None:
     first, _, second = answers.partition(b"\r\n\r\n0")
     assert first.startswith(b"HTTP/1.1 200 OK")
     assert_refused(second, 408, "slow_head")
+
+
+def test_a_refusal_is_logged_without_the_id_of_the_request_before(run: Run) -> None:
+    seen = []
+
+    class Spy(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            current = CURRENT.get()
+            seen.append((record.getMessage(), current and current.request_id))
+
+    logger, spy = logging.getLogger("serve.access"), Spy()
+    before = logger.level
+    logger.addHandler(spy)
+    logger.setLevel(logging.INFO)
+    try:
+        run(head_timeout_s=0.1).talk(get(more="x-request-id: mine\r\n") + b"GET / HT")
+    finally:
+        logger.removeHandler(spy)
+        logger.setLevel(before)
+    assert seen == [("GET other 200", "mine"), ("refused a connection", None)]
 
 
 def test_line_ends_do_not_keep_an_idle_connection_alive(run: Run) -> None:

@@ -112,7 +112,7 @@ def test_a_mounted_secret_changes_by_its_link(tmp_path: Path, file: Path, now: l
     link.symlink_to(file)
     ring = KeyRing(link, clock=lambda: now[0])
     other = tmp_path / "other"
-    other.write_text(file.read_text().replace(FIRST, "other-key-0123456789"))
+    other.write_bytes(file.read_bytes().replace(FIRST.encode(), b"other-key-0123456789"))  # as long
     os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
     link.unlink()
     link.symlink_to(other)
