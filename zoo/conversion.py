@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from zoo.bundle import answer, ask_golden, check_golden, compare_logits, load_bundle, save_bundle
-from zoo.card import ModelCard
+from zoo.card import EngineChoice, ModelCard
 from zoo.create import create_model, find_architecture
 from zoo.errors import BundleError, SwapError, UnknownNameError
 from zoo.files.bundle_files import CARD, WEIGHTS, written_aside
@@ -109,6 +109,11 @@ def convert(
         swap_attention(model, attention)
         notes += describe_untied(tie_known(model, part_ties))
         difference = _check_function(ask_golden(model, card)[1], wanted, attention, str(source), before)
+        if card.engine.name == "onnx":  # what is exported has to be compared, which is not the zoo's to do
+            notes.append(
+                f"engine: eager; python -m serve.equip {target} NEW --engine onnx makes it that of ONNX Runtime"
+            )
+            card = card.model_copy(update={"engine": EngineChoice()})
         card = card.model_copy(
             update={"attention": attention, "attention_options": {}, "plugins": plugin_sources(attention)}
         )

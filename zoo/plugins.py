@@ -61,8 +61,11 @@ def load_plugins(names: str | Path | Iterable[str | Path]) -> tuple[Plugin, ...]
         PluginError: If one is missing, fails, registers nothing, or takes a name that is held; the message names the
             file, the line and the cause, and the registry is as it was.
     """
+    given = [names] if isinstance(names, str | Path) else list(names)
+    if not given:  # a server without torch asks for none
+        return ()
     with undone_on_error():
-        return tuple(_load(name) for name in ([names] if isinstance(names, str | Path) else names))
+        return tuple(_load(name) for name in given)
 
 
 def find_plugin(attention: str) -> Plugin | None:
@@ -213,6 +216,7 @@ def _is_registered(plugin: Plugin) -> bool:
 @contextmanager
 def undone_on_error() -> Iterator[None]:
     """Leave the registry, and what is known of plugins, as they were if a block fails."""
+    importlib.import_module("zoo.projections")  # the built-in variants are not to be taken back
     classes, loaded, modules = registry.registered(), list(_LOADED), set(sys.modules)
     fresh: set[str] = set()
     try:

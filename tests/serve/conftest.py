@@ -12,6 +12,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import zoo
+import zoo.projections  # the built-in variants are there before a test changes the registry
 from serve.app import create_app
 from serve.equip.write import equip
 from serve.package import log_bundle

@@ -1,6 +1,7 @@
 import ast
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
+import numpy as np
+import onnx
 import pytest
 from starlette.testclient import TestClient
 
@@ -18,7 +21,9 @@ import zoo
 from serve.models.locate import locate_model
 from serve.package import build_signature, log_bundle
 from serve.predictor import Predictor
-from zoo.errors import BundleError, MissingPluginError
+from zoo.errors import BundleError, MissingPluginError, UnfitEngineError
+from zoo.files.bundle_files import ONNX
+from zoo.files.golden import read_bundle_card, read_golden, write_golden
 from zoo.preprocess import preprocess
 
 # MLflow's own, not ours to mend
@@ -172,6 +177,59 @@ def test_a_plugin_ships_with_the_model_as_it_was_loaded_and_works_in_a_fresh_pro
     ours = Predictor.from_bundle(plugin_bundle)
     (want,) = ours.label(preprocess(images[0], ours.card.preprocessing)[None])
     assert [score["label"] for score in ast.literal_eval(top)] == [score.label for score in want.top]
+
+
+ASK_BLIND = """
+import sys
+sys.modules.update(torch=None, timm=None, torchvision=None)
+import warnings
+warnings.simplefilter("ignore")
+import json, mlflow.pyfunc, pandas
+model = mlflow.pyfunc.load_model(sys.argv[1])
+image = open(sys.argv[2], "rb").read()
+print(json.dumps(model.predict(pandas.DataFrame({"image": [image]}))[0]["top"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_plugins")
+def test_an_onnx_model_needs_neither_torch_nor_its_plugin_and_gives_the_endpoints_numbers(
+    store: str, plugin_onnx_bundle: Path, images: list[bytes], tmp_path: Path
+) -> None:
+    zoo.load_plugins(plugin_onnx_bundle.parent / "my_attention.py")
+    mlflow.set_experiment("zoo")
+    with mlflow.start_run():
+        uri = log_bundle(plugin_onnx_bundle)
+    folder = Path(mlflow.artifacts.download_artifacts(uri))
+    requirements = (folder / "requirements.txt").read_text(encoding="utf-8")
+    assert "onnxruntime==" in requirements
+    assert "torch" not in requirements
+    assert "timm" not in requirements
+    assert not (folder / "code" / "plugins").exists()
+    (tmp_path / "image.png").write_bytes(images[0])
+    command = [sys.executable, "-c", ASK_BLIND, uri, str(tmp_path / "image.png")]
+    env = os.environ | {"MLFLOW_TRACKING_URI": store, "ZOO_PLUGIN_FILES": "[]"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ours = Predictor.from_bundle(plugin_onnx_bundle)
+    (want,) = ours.label(preprocess(images[0], ours.card.preprocessing)[None])
+    assert json.loads(done.stdout.splitlines()[-1]) == [score.model_dump() for score in want.top]
+
+
+@pytest.mark.slow
+def test_an_onnx_file_that_nobody_compared_is_not_published(onnx_bundle: Path, tmp_path: Path) -> None:
+    """Its self-test passes: what differs is within the tolerance of another machine, or in other batch sizes."""
+    path = Path(shutil.copytree(onnx_bundle, tmp_path / "bundle"))
+    card = read_bundle_card(path)
+    golden = read_golden(path, card)
+    model = onnx.load(path / ONNX)
+    (bias,) = [one for one in model.graph.initializer if one.name == "head.bias"]
+    bias.raw_data = (onnx.numpy_helper.to_array(bias) + np.float32(5e-4)).tobytes()
+    (path / ONNX).write_bytes(model.SerializeToString())
+    write_golden(path, golden.image, golden.logits)
+    Predictor.from_bundle(path)
+    with pytest.raises(UnfitEngineError, match="seeded noise: the logits of engine onnx"):
+        log_bundle(path)
 
 
 def test_log_bundle_starts_no_run_of_its_own(bundle: Path) -> None:

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -7,6 +8,8 @@ from torch import nn
 import zoo
 from zoo.errors import PluginError, UnknownNameError
 from zoo.registry import describe_holder, find_attention, registered, undone_on_error
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -86,3 +89,24 @@ def test_the_built_in_variants_are_first_whatever_is_imported_first(use: str) ->
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     told = "attention 'separate' is already SeparateProjection, built in; choose another name\n"
     assert done.stdout == (told if use.startswith("register") else "")
+
+
+FAIL = """
+import sys
+from zoo.plugins import load_plugins
+assert load_plugins([]) == () and "torch" not in sys.modules
+try:
+    load_plugins(sys.argv[1])
+except ValueError as error:
+    print(type(error).__name__)
+import zoo
+print(*zoo.list_attentions())
+"""
+
+
+@pytest.mark.slow
+def test_a_plugin_that_fails_first_in_a_process_takes_no_built_in_variant_along(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import zoo.projections\n1 / 0\n")
+    command = [sys.executable, "-c", FAIL, str(tmp_path / "mine.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["PluginError", "linear parameter separate"], done.stderr

@@ -1,9 +1,10 @@
 """A model as ONNX: one file of standard operators, any batch size, nothing in it of where it was made."""
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +49,7 @@ def export_onnx(model: nn.Module, size: tuple[int, int], file: Path) -> None:
     images = torch.zeros(2, 3, *size)
     batch = torch.export.Dim("batch", min=1)
     try:
-        with _hushed() as heard, torch.no_grad():
+        with _hushed() as said, torch.no_grad():
             program = torch.onnx.export(
                 model,
                 (images,),
@@ -65,25 +66,30 @@ def export_onnx(model: nn.Module, size: tuple[int, int], file: Path) -> None:
     except Exception as error:  # the exporter follows a model's own code: any class of error can come out
         raise ExportError(f"torch.onnx cannot export this model: {_one_line(error)}") from error
     program.save(file, external_data=False)
-    for warning in heard:
-        logger.debug("torch.onnx: %s", _one_line(warning.message))
+    for line in said:
+        logger.debug("torch.onnx: %s", line)
     check_onnx(file)
 
 
 @contextmanager
-def _hushed() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect warnings, and leave the exporter's reports of each step below WARNING out of the log."""
-    loggers = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript", "torch.onnx")]
-    levels = [one.level for one in loggers]
-    with warnings.catch_warnings(record=True) as heard:
+def _hushed() -> Iterator[list[str]]:
+    """Collect what the exporter warns of and prints, graphs by the page; leave out what it logs below ERROR."""
+    said: list[str] = []
+    names = ("torch", "onnx_ir", "onnxscript")
+    known = {*names, *(name for name in logging.root.manager.loggerDict if name.partition(".")[0] in names)}
+    levels = {one: one.level for one in map(logging.getLogger, known)}
+    printed = io.StringIO()
+    with warnings.catch_warnings(record=True) as heard, redirect_stdout(printed), redirect_stderr(printed):
         warnings.simplefilter("always")
-        for one in loggers:
-            one.setLevel(logging.WARNING)
+        for one in levels:
+            one.setLevel(logging.ERROR)
         try:
-            yield heard
+            yield said
         finally:
-            for one, level in zip(loggers, levels, strict=True):
+            for one, level in levels.items():
                 one.setLevel(level)
+            said += [_one_line(warning.message) for warning in heard]
+            said += [line for line in printed.getvalue().splitlines() if line.strip()]
 
 
 def _forget_origins(model: Any) -> None:
