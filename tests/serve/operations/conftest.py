@@ -105,9 +105,9 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
     """Wait for what happens in the server's thread; a test that waits in vain fails by its assertion afterwards."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
 

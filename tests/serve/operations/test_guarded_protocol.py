@@ -119,6 +119,13 @@ def test_a_head_and_a_body_that_come_together_are_not_one_large_head(server: Run
     post = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10000\r\n"
     answers = server.talk(post + b"\r\n" + body + post + b"connection: close\r\n\r\n" + body)
     assert answers.count(b"HTTP/1.1 200 OK") == 2
+    with server.connect() as connection:
+        connection.sendall(post + b"\r\n" + body)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
+        connection.sendall(b"GET / HT")  # not yet whole when the server reads it
+        wait_until(lambda: False, seconds=0.05)
+        connection.sendall(get(more="connection: close\r\n")[8:])
+        assert read_all(connection).startswith(b"HTTP/1.1 200 OK")
 
 
 @pytest.mark.parametrize(
