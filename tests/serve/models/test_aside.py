@@ -44,6 +44,7 @@ def test_the_end_of_the_loop_does_not_wait_for_it() -> None:
             await asyncio.wait_for(run_aside(work), 0.01)
 
     asyncio.run(leave())
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "aside"] == [True]  # nor does the exit
     assert not ended.is_set()  # and yet the loop is gone
     gate.set()
     assert ended.wait(30)
