@@ -13,6 +13,9 @@ from serve.errors import EngineError
 from zoo.bundle import load_bundle
 from zoo.card import EngineChoice, ModelCard
 
+_PROGRAMS = 4096
+"""Beyond its limit, of 8, torch would go on without compiling, and say so in a warning alone."""
+
 
 class CompiledEngine(EagerEngine):
     """The model as torch.compile makes it: on a GPU as CUDA graphs, one for each batch size that is prepared.
@@ -23,6 +26,8 @@ class CompiledEngine(EagerEngine):
 
     def __init__(self, model: nn.Module, card: ModelCard, choice: EngineChoice, options: EngineOptions) -> None:
         super().__init__(model, card, choice, options)
+        torch._dynamo.config.recompile_limit = _PROGRAMS  # of one class of model: batch sizes, models, reloads
+        torch._dynamo.config.accumulated_recompile_limit = _PROGRAMS
         on_gpu = self._device.type == "cuda"
         self.batch_sizes = list_batch_sizes(self._max_batch) if on_gpu else (1, 2)[: self._max_batch]
         self._fixed = on_gpu
