@@ -31,6 +31,7 @@ FILES = {
     for language, text in BLOCKS
     if language == "python" and re.match(r"# \w+\.py\n", text)
 }
+ASKERS = ("curl", "python -m serve.client")
 SERVERS = {"python -m serve": "/ready", "mlflow ui": "/health", "mlflow models serve": "/ping"}
 
 pytestmark = [
@@ -40,7 +41,7 @@ pytestmark = [
 
 
 def is_server(command: str) -> bool:
-    return command.startswith(tuple(SERVERS))
+    return f"{command} ".startswith(tuple(f"{start} " for start in SERVERS)) and "--help" not in command
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_the_first_two_blocks_are_one_command_line_each() -> None:
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(("python", "accelerate"))])
 def test_a_command_ends_well(command: str, desk: Path, shell: dict[str, str]) -> None:
-    if is_server(command):
+    if is_server(command) or command.startswith(ASKERS):
         pytest.skip("run by the test of the servers")
     if "--num_processes 8" in command:  # the GPU line: as many ranks as two cores carry, and no training
         command = command.replace("--num_processes 8", "--num_processes 3") + " --dry-run"
@@ -87,7 +88,7 @@ def test_the_servers_answer_the_commands_that_ask_them(
     desk: Path, shell: dict[str, str], serve: Callable[..., Any], main_job: Any
 ) -> None:
     assert main_job.status == 0
-    asked = [command for command in COMMANDS if command.startswith("curl")]
+    asked = [command for command in COMMANDS if command.startswith(ASKERS)]
     with ExitStack() as running:
         for command in filter(is_server, COMMANDS):
             words = shlex.split(re.sub(r" --port \d+", "", command))
@@ -96,12 +97,15 @@ def test_the_servers_answer_the_commands_that_ask_them(
             url = running.enter_context(serve(desk, *words, ready=ready))
             if command.startswith("python -m serve"):
                 for ask in asked:
-                    answer = run(ask.replace("curl", "curl -sf").replace("localhost:8000", url), desk, shell)
-                    assert '"predictions"' in answer or '"version"' in answer, f"{ask}\n{answer}"
+                    ask = ask.replace("curl", "curl -sf").replace("localhost:8000", url)
+                    if ask.startswith("python"):
+                        ask += f" --url {url}"
+                    answer = run(ask, desk, shell)
+                    assert re.search(r'"predictions"|"version"|\.png\t\d\t', answer), f"{ask}\n{answer}"
 
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
-    kinds = ("python", "accelerate", "curl", *SERVERS)
+    kinds = ("python", "accelerate", *ASKERS, *SERVERS)
     assert [command for command in COMMANDS if not command.startswith(kinds)] == []
     assert len(COMMANDS) > 10
 
