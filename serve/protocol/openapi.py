@@ -77,6 +77,15 @@ def error_replies(form: type[BaseModel], *statuses: int) -> Replies:
     return replies
 
 
+METRICS_REPLIES: Replies = {
+    200: {
+        "description": "All series.",
+        "content": {"text/plain": _TEXT, "application/openmetrics-text": _TEXT},
+    },
+    **error_replies(ErrorReply, 401, 429, 500),
+}
+
+
 def build_openapi(app: FastAPI) -> dict[str, Any]:
     """Write the application's OpenAPI document, with the forms of the bodies that FastAPI does not know of."""
     document = get_openapi(title=app.title, version=version("attention-zoo"), routes=app.routes)
