@@ -75,7 +75,7 @@ def wire(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wir
         server = subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=file)
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until_ready(url, server, log)
+        wait_until_ready(f"{url}/ready", server, log)
         yield Wire(url, server.pid, log)
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0, log.read_text()
@@ -90,7 +90,7 @@ def wait_until_ready(url: str, server: "subprocess.Popen[bytes]", log: Path) -> 
     while time.monotonic() < end:
         assert server.poll() is None, log.read_text()
         try:
-            if httpx.get(f"{url}/ready").status_code == 200:
+            if httpx.get(url).status_code == 200:
                 return
         except httpx.TransportError:
             pass
