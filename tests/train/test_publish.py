@@ -7,6 +7,7 @@ import torch
 from mlflow.exceptions import MlflowException
 
 import zoo
+from serve.errors import EngineError
 from train import publish as publish_module
 from train.config import PublishConfig
 from train.errors import PublishError
@@ -22,7 +23,7 @@ from train.publish import (
 )
 from zoo import plugins
 from zoo import registry as zoo_registry
-from zoo.card import ModelCard, Preprocessing
+from zoo.card import EngineChoice, ModelCard, Preprocessing
 
 # MLflow's own, not ours to mend
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -201,6 +202,33 @@ def test_version_that_holds_another_model_never_gets_the_alias(registry, here, m
     with pytest.raises(PublishError, match="failed its load-test, the alias was not moved"):
         publish_one(here, 0.5)
     assert registry.get_registered_model("tiny").aliases == {}
+
+
+@pytest.mark.slow
+def test_load_test_goes_through_the_engine_that_will_serve(registry, here, monkeypatch):
+    from serve import package
+
+    chosen = card().model_copy(update={"engine": EngineChoice(precision="bf16")})
+    bundle = write_bundle(model(), chosen, here / "bundle")
+    real, opened = package.open_engine, []
+
+    def open_engine(path, its_card):
+        engine, difference = real(path, its_card)
+        opened.append(engine.choice)
+        return engine, difference
+
+    monkeypatch.setattr(package, "open_engine", open_engine)
+    publish(bundle, chosen, "tiny", PublishConfig())
+    assert opened == [chosen.engine]
+
+    def refuse(*_args):
+        raise EngineError("not installed here")
+
+    monkeypatch.setattr(package, "open_engine", refuse)
+    message = r"models:/tiny/2: failed its load-test, the alias was not moved: not installed here"
+    with pytest.raises(PublishError, match=message):
+        publish(bundle, chosen, "tiny", PublishConfig(force=True))
+    assert registry.get_registered_model("tiny").aliases["champion"] in (1, "1")
 
 
 @pytest.mark.usefixtures("registry")
