@@ -75,6 +75,11 @@ def test_what_needs_no_torch_loads_none(name: str) -> None:
     assert loaded_after([name]) & {"torch", "timm", "torchvision", "safetensors"} == set()
 
 
+@pytest.mark.parametrize("name", ["zoo.files.golden", "zoo.files.onnx_file", "zoo.plugins", "zoo.plugin_check"])
+def test_what_a_server_without_torch_needs_loads_none(name: str) -> None:
+    assert loaded_after([name]) & {"torch", "timm", "torchvision", "mlflow", "onnx", "onnxruntime"} == set()
+
+
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_a_file_imports_only_from_below(path: Path) -> None:
     package = path.relative_to(ROOT).parts[0]
