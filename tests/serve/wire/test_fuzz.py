@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own dependencies
     import schemathesis
-    from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi.checks import (
         content_type_conformance,
         response_headers_conformance,
@@ -27,7 +26,6 @@ from tests.serve.wire.conftest import Wire
 pytestmark = pytest.mark.slow
 
 CHECKS = [
-    not_a_server_error,
     status_code_conformance,
     content_type_conformance,
     response_headers_conformance,
@@ -65,6 +63,7 @@ def test_every_answer_conforms_to_openapi(wire: Wire) -> None:
                 case.path_parameters.update({name: KNOWN[name] for name in case.path_parameters})
             response = case.call()
             statuses[case.operation.label, response.status_code] += 1
+            assert response.status_code < 500 or response.status_code in (503, 504), response.text
             case.validate_response(response, checks=CHECKS)
 
         send()
