@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from serve.app import create_app
 from serve.command_line import read_settings, warn_of_unknown
 from serve.errors import ServeError
+from serve.models.aside import end_process
 from serve.operations.draining import DrainingServer
 from serve.operations.guarded_protocol import ConnectionLimits, GuardedProtocol
 from serve.operations.log_lines import configure_logging
@@ -157,4 +158,4 @@ def _complain(status: int, error: Exception) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -1,10 +1,13 @@
 """Work that blocks, done aside: off the event loop, in a thread that nobody waits for when the server ends."""
 
 import asyncio
+import logging
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -23,6 +26,20 @@ async def run_aside(function: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
         return await done
     finally:
         del done  # an error's traceback holds this frame: they would keep each other, and what was half loaded
+
+
+def end_process(status: int) -> NoReturn:
+    """Leave with `status`, whatever threads are left behind: a load that was not waited for, an engine that hangs.
+
+    Such a thread may be inside native code. When the interpreter is taken down under it, it is unwound through frames
+    that cannot be, and the process ends by an abort in place of its status.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _call(

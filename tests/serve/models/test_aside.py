@@ -1,5 +1,7 @@
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -72,3 +74,34 @@ async def test_an_error_keeps_nothing_that_was_half_made() -> None:
         assert made[0]() is None
     finally:
         gc.enable()
+
+
+ENDING = """
+import asyncio, atexit, sys, threading
+from serve.models.aside import end_process, run_aside
+
+atexit.register(print, "taken down")
+
+async def leave():
+    try:
+        await asyncio.wait_for(run_aside(threading.Event().wait, float(sys.argv[1])), float(sys.argv[2]))
+    except TimeoutError:
+        pass
+    else:
+        [thread.join() for thread in threading.enumerate() if thread.name == "aside"]
+
+asyncio.run(leave())
+print("done", end=" ")
+end_process(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "timeout_s", "printed"), [("0", "30", "done taken down\n"), ("60", "0.05", "done ")]
+)
+def test_the_process_ends_with_its_status_and_not_under_a_thread_that_is_left(
+    wait_s: str, timeout_s: str, printed: str
+) -> None:
+    command = [sys.executable, "-c", ENDING, wait_s, timeout_s]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, printed, "")
