@@ -68,13 +68,15 @@ class Pipeline:
         """
         deadline = asyncio.get_running_loop().time() + self._read_timeout_s(request)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline) as timer:
                 started = time.perf_counter()
                 async with self._bodies.read(request) as body:
                     self._read_times.observe(time.perf_counter() - started)
                     asked = await self._parse(request, body, parse)
                     return asked, await answer_or_leave(request, self._compute(asked, served, deadline))
         except TimeoutError as error:
+            if not timer.expired():
+                raise  # of something else, so a fault of ours
             raise DeadlineError("no answer within the time that a request may take") from error
 
     async def _parse(self, request: Request, body: bytes, parse: Parse[AskedT]) -> AskedT:

@@ -59,6 +59,8 @@ def to_images(
         if not np.isfinite(images).all():
             raise TensorError("the tensor holds NaN, or numbers beyond float32")
         return images
+    if len(images) == 1:
+        return preprocess(images[0], preprocessing, limits)[None]  # without a copy
     inputs = np.empty((len(images), *wanted), np.float32)
     for i, data in enumerate(images):
         try:

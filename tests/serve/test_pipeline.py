@@ -101,3 +101,16 @@ def test_every_stage_is_timed(predictor: Predictor, images: list[bytes]) -> None
         registry = client.app.state.metrics.registry
         for stage in ("read", "decode", "queue", "engine"):
             assert registry.get_sample_value("serve_stage_duration_seconds_count", {"stage": stage}) == 1
+
+
+def test_an_engine_that_times_out_by_itself_is_our_fault(
+    predictor: Predictor, images: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_images: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise TimeoutError("SECRET")
+
+    monkeypatch.setattr(predictor, "compute", fail)
+    with start(predictor) as client:
+        answer = client.post("/invocations", content=images[0], headers=PNG)
+    assert answer.status_code == 500
+    assert "SECRET" not in answer.text
