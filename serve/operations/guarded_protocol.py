@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve.errors import QueueFullError
 from serve.operations.draining import Draining
-from serve.operations.gate import PROBES, REFUSAL
+from serve.operations.gate import REFUSAL
 from serve.operations.metrics import Metrics
 from serve.operations.refusals import BROKEN, CROWDED, LARGE_HEAD, PIPELINED, SHORT_BODY, SLOW_HEAD, Refusal
 
@@ -153,7 +153,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._raise(PIPELINED)
         super().on_headers_complete()
         self.cycle.transport = self._closing  # type: ignore[assignment]
-        if self._is_surplus and self.scope["path"] not in PROBES:
+        if self._is_surplus:  # the gate heeds it for all but probes
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
             scope[REFUSAL] = QueueFullError(CROWDED.message)
         if self._is_surplus or self._draining.began:
