@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.__main__ import main
+from serve.__main__ import allow_files, main
 from zoo import list_attentions
 
 
@@ -105,6 +106,28 @@ def test_a_damaged_bundle_is_a_fault_found(bundle: Path, tmp_path: Path, capsys:
     (tmp_path / "model.safetensors").write_bytes(weights)
     assert main([str(tmp_path), "--port", "0"]) == 3
     assert "model.safetensors: damaged, it is not the file that was written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed", "warns"),
+    [(1024, 4096, 1128, False), (1024, 1100, 1100, True), (8192, 8192, None, False), (64, -1, 1128, False)],
+)
+def test_open_files_are_allowed_for_all_connections(
+    environment: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    soft: int,
+    hard: int,
+    allowed: int | None,
+    *,
+    warns: bool,
+) -> None:
+    assert resource.RLIM_INFINITY == -1
+    wanted: list[tuple[int, int]] = []
+    environment.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    environment.setattr(resource, "setrlimit", lambda _, limits: wanted.append(limits))
+    allow_files(1000)
+    assert wanted == ([] if allowed is None else [(allowed, hard)])
+    assert [message.split(" (")[0] for message in caplog.messages] == ["1100 open files are allowed"] * warns
 
 
 @pytest.fixture
