@@ -1,5 +1,6 @@
 import base64
 import io
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
+from numpy.typing import NDArray
 from PIL import Image
 from starlette.testclient import TestClient
 
 import zoo
 import zoo.projections  # the built-in variants are there before a test changes the registry
 from serve.app import create_app
+from serve.engines.eager import EagerEngine
 from serve.equip.write import equip
 from serve.package import log_bundle
 from serve.predictor import Predictor
@@ -158,3 +161,17 @@ def registered(store: str, bundle: Path) -> str:
         version = mlflow.register_model(log_bundle(bundle), "tiny").version
     MlflowClient().set_registered_model_alias("tiny", "champion", version)
     return f"models:/tiny/{version}"
+
+
+@pytest.fixture
+def shut_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """An event for which every engine waits before it computes; set, they go on."""
+    gate, run = threading.Event(), EagerEngine.run
+
+    def wait(engine: EagerEngine, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        assert gate.wait(60)
+        return run(engine, images)
+
+    monkeypatch.setattr(EagerEngine, "run", wait)
+    yield gate
+    gate.set()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from serve.app import create_app
 from serve.batching.leaving import answer_or_leave
-from serve.batching.turns import turns_on
 from serve.predictor import Predictor
 from serve.settings import Settings
 
@@ -36,7 +36,12 @@ def write_request(image: bytes) -> bytes:
 
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 async def test_a_closed_socket_frees_its_place_and_is_no_fault(
-    settings: Settings, predictor: Predictor, images: list[bytes], caplog: pytest.LogCaptureFixture, how: str
+    settings: Settings,
+    predictor: Predictor,
+    images: list[bytes],
+    caplog: pytest.LogCaptureFixture,
+    shut_engines: threading.Event,
+    how: str,
 ) -> None:
     app = create_app(settings, predictor)
 
@@ -52,25 +57,27 @@ async def test_a_closed_socket_frees_its_place_and_is_no_fault(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await until(lambda: server.started)
         address = listener.getsockname()
-        with turns_on("cpu"):  # no batch can be computed
-            _, leaving = await asyncio.open_connection(*address)
-            leaving.write(write_request(images[0]))
-            await until(lambda: held() == 1)
-            if how == "close":
-                leaving.close()
-            elif how == "reset":
-                leaving.transport.abort()
-            else:
-                leaving.write_eof()
-            await until(lambda: held() == 0)
-            labels = {"route": "/invocations", "model": predictor.name, "status": "499"}
-            await until(lambda: count("serve_requests_total", **labels) == 1)
         reader, writer = await asyncio.open_connection(*address)
         writer.write(write_request(images[1]))
+        await until(lambda: held() == 1)
+        await asyncio.sleep(0.05)  # it is being computed
+        _, leaving = await asyncio.open_connection(*address)
+        leaving.write(write_request(images[0]))
+        await until(lambda: held() == 2)
+        if how == "close":
+            leaving.close()
+        elif how == "reset":
+            leaving.transport.abort()
+        else:
+            leaving.write_eof()
+        await until(lambda: held() == 1)
+        labels = {"route": "/invocations", "model": predictor.name, "status": "499"}
+        await until(lambda: count("serve_requests_total", **labels) == 1)
+        shut_engines.set()
         assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
         writer.close()
         leaving.close()
-        assert count("serve_batch_images_sum") == 1  # what the first had asked for was never computed
+        assert count("serve_batch_images_sum") == 1  # what the other had asked for was never computed
         server.should_exit = True
         await serving
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []

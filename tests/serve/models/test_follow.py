@@ -15,7 +15,6 @@ import mlflow
 import pytest
 from mlflow.tracking import MlflowClient
 
-from serve.batching.turns import turns_on
 from serve.models import registry
 from serve.models.follow import Follower
 from serve.models.load import Loader
@@ -120,20 +119,20 @@ async def test_aliases_move_under_load_and_no_request_fails(
 
 
 async def test_a_request_ends_with_the_version_that_it_began_with(
-    registered_model: Any, other_bundle: Path, run_server: Callable[..., Any]
+    registered_model: Any, other_bundle: Path, run_server: Callable[..., Any], shut_engines: threading.Event
 ) -> None:
     registered_model.add(other_bundle)
+    registered_model.point("2")
+    shut_engines.set()
     async with run_server(registered_model.uri) as running:
-        await running.serves("1")
-        turns = turns_on("cpu")
-        assert running.app.state.metrics
-        registered_model.point("2")
         await running.serves("2")
-        with turns:
-            early = asyncio.create_task(running.ask())
-            await asyncio.sleep(0.1)  # it is decoded by version 2 and waits for its turn
-            registered_model.point("1")
-            await asyncio.sleep(0.1)  # version 1 is loaded meanwhile, and warm-up waits for its turn behind it
+        shut_engines.clear()
+        early = asyncio.create_task(running.ask())
+        await asyncio.sleep(0.1)  # it is decoded by version 2 and computed
+        registered_model.point("1")
+        await asyncio.sleep(0.1)  # version 1 is loaded meanwhile
+        assert not early.done()
+        shut_engines.set()
         assert await early == (200, "2", OTHERS)
         await running.serves("1")
         assert await running.ask() == (200, "1", OURS)

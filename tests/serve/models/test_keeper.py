@@ -1,6 +1,7 @@
 """The start: listening before loading, ready when all is warm, and what ends it."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 
 from serve.app import create_app
-from serve.batching.turns import turns_on
 from serve.errors import LocateError
 from serve.settings import Settings
 from zoo.errors import BundleError
@@ -23,11 +23,9 @@ async def until_ready(running: Any) -> None:
 
 
 async def test_it_answers_while_it_loads_and_is_ready_once_every_model_has_answered(
-    bundle: Path, other_bundle: Path, run_server: Callable[..., Any]
+    bundle: Path, other_bundle: Path, run_server: Callable[..., Any], shut_engines: threading.Event
 ) -> None:
-    with turns_on("cpu"):  # held here, so that no model can warm up
-        running = run_server(str(bundle), str(other_bundle))
-        server = await running.__aenter__()
+    async with run_server(str(bundle), str(other_bundle)) as server:
         await asyncio.sleep(0.3)
         assert (await server.client.get("/health")).status_code == 200
         for path in ("/ready", "/version", "/v2/health/ready"):
@@ -37,11 +35,11 @@ async def test_it_answers_while_it_loads_and_is_ready_once_every_model_has_answe
         assert answer.json()["error"]["code"] == "not_ready"
         unknown = await server.client.post("/models/nothing/invocations", content=b"x")
         assert unknown.status_code == 404
-    await until_ready(server)
-    assert (await server.ask())[2] == {"日本 語", "é", "ash"}
-    names = [model["name"] for model in (await server.client.get("/version")).json()["models"]]
-    assert names == ["tiny", "other"]
-    await running.__aexit__(None, None, None)
+        shut_engines.set()
+        await until_ready(server)
+        assert (await server.ask())[2] == {"日本 語", "é", "ash"}
+        names = [model["name"] for model in (await server.client.get("/version")).json()["models"]]
+        assert names == ["tiny", "other"]
 
 
 async def test_a_warm_model_has_answered_one_image_and_a_full_batch(
@@ -55,10 +53,10 @@ async def test_a_warm_model_has_answered_one_image_and_a_full_batch(
         assert running.count("serve_model_info", **labels) == 1
 
 
+@pytest.mark.usefixtures("shut_engines")
 async def test_leaving_while_it_loads_ends_at_once(bundle: Path, run_server: Callable[..., Any]) -> None:
-    with turns_on("cpu"):
-        async with asyncio.timeout(30), run_server(str(bundle)) as running:
-            assert (await running.client.get("/ready")).status_code == 503
+    async with asyncio.timeout(30), run_server(str(bundle)) as running:
+        assert (await running.client.get("/ready")).status_code == 503
 
 
 @pytest.mark.parametrize(
