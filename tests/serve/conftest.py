@@ -163,12 +163,21 @@ def registered(store: str, bundle: Path) -> str:
     return f"models:/tiny/{version}"
 
 
+class Gate(threading.Event):
+    """What engines wait for; `entered` is set once one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+
+
 @pytest.fixture
-def shut_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def shut_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """An event for which every engine waits before it computes; set, they go on."""
-    gate, run = threading.Event(), EagerEngine.run
+    gate, run = Gate(), EagerEngine.run
 
     def wait(engine: EagerEngine, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        gate.entered.set()
         assert gate.wait(60)
         return run(engine, images)
 

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import uvicorn
@@ -40,7 +40,7 @@ async def test_a_closed_socket_frees_its_place_and_is_no_fault(
     predictor: Predictor,
     images: list[bytes],
     caplog: pytest.LogCaptureFixture,
-    shut_engines: threading.Event,
+    shut_engines: Any,
     how: str,
 ) -> None:
     app = create_app(settings, predictor)
@@ -59,8 +59,7 @@ async def test_a_closed_socket_frees_its_place_and_is_no_fault(
         address = listener.getsockname()
         reader, writer = await asyncio.open_connection(*address)
         writer.write(write_request(images[1]))
-        await until(lambda: held() == 1)
-        await asyncio.sleep(0.05)  # it is being computed
+        await until(shut_engines.entered.is_set)
         _, leaving = await asyncio.open_connection(*address)
         leaving.write(write_request(images[0]))
         await until(lambda: held() == 2)
