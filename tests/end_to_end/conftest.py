@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,8 @@ def serve(shell: dict[str, str]) -> Serve:
             port = probe.getsockname()[1]
         log = folder / f"server-{port}.log"
         with log.open("w") as file:
-            server = subprocess.Popen([*command, "--port", str(port)], cwd=folder, env=shell, stdout=file, stderr=file)
+            words, streams = [*command, "--port", str(port)], {"stdout": file, "stderr": file}
+            server = subprocess.Popen(words, cwd=folder, env=shell, start_new_session=True, **streams)
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until_ready(url + ready, server, log)
@@ -83,7 +84,8 @@ def serve(shell: dict[str, str]) -> Serve:
             server.send_signal(signal.SIGTERM)
             assert server.wait(60) in (0, -signal.SIGTERM), log.read_text()
         finally:
-            server.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)  # MLflow's server starts workers of its own
             server.wait()
 
     return started
