@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect
 from serve.errors import STATUSES
 from serve.models.keeper import Keeper
 from serve.models.load import get_limits
-from serve.models.locate import parse_uris
 from serve.models.served import ServedModel, Shelf
+from serve.models.uris import parse_uris
 from serve.operations import answers
 from serve.operations.access_log import AccessLog
 from serve.operations.draining import Draining

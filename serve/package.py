@@ -21,7 +21,7 @@ from PIL import Image
 import serve
 import zoo
 from serve.engines.engine import Engine as Engine
-from serve.engines.engine import open_engine as open_engine
+from serve.engines.opening import open_engine as open_engine
 from serve.engines.proof import prove_engine
 from serve.engines.proof import proving as proving
 from serve.engines.self_test import check_engine as check_engine

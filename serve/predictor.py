@@ -6,7 +6,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from serve.engines.engine import Engine, EngineOptions, open_engine
+from serve.engines.engine import Engine, EngineOptions
+from serve.engines.opening import open_engine
 from serve.protocol.schemas import DEFAULT_TOP_K, Prediction, Score
 from zoo.card import EngineChoice, ModelCard
 from zoo.files.golden import read_bundle_card

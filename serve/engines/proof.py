@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from serve.engines.engine import Engine, EngineOptions, open_engine
+from serve.engines.engine import Engine, EngineOptions
+from serve.engines.opening import open_engine
 from serve.engines.self_test import TOLERANCES, ask, compare
 from serve.errors import EngineError
 from zoo.card import EngineChoice

@@ -1,19 +1,17 @@
 """The proof, before an engine may answer: the golden example that is stored with the bundle, alone and in a batch."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serve.engines.engine import Engine
 from serve.errors import EngineError
 from zoo.card import EngineChoice, ModelCard
 from zoo.errors import BundleError
 from zoo.files.bundle_files import GOLDEN
 from zoo.files.golden import GOLDEN_TOLERANCE, read_golden
-
-if TYPE_CHECKING:
-    from serve.engines.engine import Engine
 
 TOLERANCES: Final = {"fp32": GOLDEN_TOLERANCE, "bf16": 5e-2}
 """Largest difference of a logit, relative to the largest logit (at least 1), by precision.
@@ -25,7 +23,7 @@ COPIES: Final = 3
 """Batch size in which the golden example must give what it gives alone; no power of two, so that padding is met."""
 
 
-def check_engine(engine: "Engine", bundle: Path, card: ModelCard) -> float:
+def check_engine(engine: Engine, bundle: Path, card: ModelCard) -> float:
     """Ask `engine` the golden input of the bundle, alone and in a batch; return the largest difference of a logit.
 
     Raises:
@@ -37,7 +35,7 @@ def check_engine(engine: "Engine", bundle: Path, card: ModelCard) -> float:
     return max(compare(ask(engine, images, what), golden.logits, engine.choice, what) for images in batches)
 
 
-def ask(engine: "Engine", images: NDArray[np.float32], what: str) -> NDArray[np.float32]:
+def ask(engine: Engine, images: NDArray[np.float32], what: str) -> NDArray[np.float32]:
     """Run an engine that is not proven yet; raise EngineError, in one line, for whatever it raises."""
     try:
         return engine.run(images)

@@ -7,8 +7,8 @@ import random
 from serve.errors import LocateError, OutOfReachError
 from serve.models.aside import run_aside
 from serve.models.load import Loader, explain, is_understood
-from serve.models.locate import FoundVersion, ModelUri
 from serve.models.served import Refusal, Shelf
+from serve.models.uris import FoundVersion, ModelUri
 from serve.operations.metrics import Metrics
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 from serve.models.follow import Follower
 from serve.models.load import Loader
-from serve.models.locate import ModelUri
 from serve.models.served import Shelf
+from serve.models.uris import ModelUri
 from serve.operations.metrics import Metrics
 from serve.settings import Settings
 

@@ -5,11 +5,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from serve.batching.batcher import BatchLimits
-from serve.engines.engine import EngineOptions, choose_engine
+from serve.engines.engine import EngineOptions
+from serve.engines.opening import choose_engine
 from serve.errors import ServeError
 from serve.models.aside import run_aside
-from serve.models.locate import FoundVersion, ModelUri, locate_model
+from serve.models.locate import locate_model
 from serve.models.served import ServedModel
+from serve.models.uris import FoundVersion, ModelUri
 from serve.operations.metrics import Metrics
 from serve.predictor import Predictor
 from serve.settings import Settings

@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from serve.errors import LocateError, OutOfReachError
-from serve.models.locate import FoundVersion, LocatedModel, ModelUri
+from serve.models.uris import FoundVersion, LocatedModel, ModelUri
 from zoo.errors import did_you_mean
 from zoo.files.bundle_files import CARD
 

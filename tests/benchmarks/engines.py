@@ -21,7 +21,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the server sets it
 import numpy as np
 
 import zoo
-from serve.engines.engine import Engine, EngineOptions, open_engine
+from serve.engines.engine import Engine, EngineOptions
+from serve.engines.opening import open_engine
 from serve.equip.write import equip
 from serve.errors import EngineError
 from train.config import DataConfig

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from serve.client.__main__ import parse_command
-from serve.models.locate import parse_uris
+from serve.models.uris import parse_uris
 from serve.operations.keys import read_keys
 from serve.settings import Settings
 from tests.deploy.compose import read_compose

@@ -12,7 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from serve.app import create_app
 from serve.errors import STATUSES
-from serve.models.locate import parse_uris
+from serve.models.uris import parse_uris
 from serve.operations import draining
 from serve.operations.gate import PROBES
 from serve.operations.metrics import Metrics

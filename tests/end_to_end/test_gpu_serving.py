@@ -9,7 +9,8 @@ import torch
 
 import zoo
 from serve.engines.eager import EagerEngine
-from serve.engines.engine import Engine, EngineOptions, open_engine
+from serve.engines.engine import Engine, EngineOptions
+from serve.engines.opening import open_engine
 from serve.equip.write import equip
 from zoo.card import EngineChoice, ModelCard, Preprocessing
 from zoo.files.golden import read_bundle_card

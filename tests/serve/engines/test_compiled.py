@@ -9,7 +9,8 @@ from torch._dynamo.utils import counters
 from serve.engines import compiled
 from serve.engines.compiled import CompiledEngine, build_engine
 from serve.engines.eager import EagerEngine
-from serve.engines.engine import EngineOptions, open_engine
+from serve.engines.engine import EngineOptions
+from serve.engines.opening import open_engine
 from serve.errors import EngineError
 from zoo.bundle import load_bundle
 from zoo.card import EngineChoice

@@ -13,8 +13,9 @@ import pytest
 
 from serve.engines import onnx_runtime
 from serve.engines.eager import build_engine as build_eager
-from serve.engines.engine import EngineOptions, open_engine
+from serve.engines.engine import EngineOptions
 from serve.engines.onnx_runtime import OnnxEngine, build_engine
+from serve.engines.opening import open_engine
 from serve.errors import EngineError
 from zoo.bundle import load_bundle
 from zoo.card import EngineChoice

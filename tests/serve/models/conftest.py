@@ -22,7 +22,10 @@ from PIL import Image
 
 import zoo
 from serve.app import create_app
+from serve.models import registry
+from serve.models.uris import FoundVersion
 from serve.settings import Settings
+from tests.serve.models.stand import Stand
 from zoo.card import ModelCard, Preprocessing
 
 
@@ -204,3 +207,26 @@ def run_server() -> Callable[..., Any]:
         assert failures == []
 
     return run
+
+
+@pytest.fixture
+async def stand(registered_model: Any, tmp_path: Path) -> Any:
+    (tmp_path / "downloads").mkdir()
+    stand = await Stand(registered_model.uri, tmp_path / "downloads").start()
+    yield stand
+    await stand.shelf.close()
+    assert list((tmp_path / "downloads").iterdir()) == []  # disk is bounded: nothing stays once it is loaded
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The versions that were downloaded."""
+    fetched: list[str] = []
+    real = registry.fetch_version
+
+    def fetch(uri: Any, found: FoundVersion, into: Path) -> Any:
+        fetched.append(found.version)
+        return real(uri, found, into)
+
+    monkeypatch.setattr(registry, "fetch_version", fetch)
+    return fetched

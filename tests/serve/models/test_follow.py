@@ -1,28 +1,20 @@
-"""An alias that moves under load, to sound versions and to broken ones, and a registry that goes away."""
+"""An alias that moves under load, to sound versions and to broken ones."""
 
 import asyncio
 import gc
 import logging
 import re
-import socket
 import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 from mlflow.tracking import MlflowClient
 
-from serve.models import registry
-from serve.models.follow import Follower
-from serve.models.load import Loader
-from serve.models.locate import FoundVersion, parse_uri
-from serve.models.served import Shelf
-from serve.operations.metrics import Metrics
 from serve.predictor import Predictor
-from serve.settings import Settings
+from tests.serve.models.stand import Stand, ended
 
 pytestmark = [
     pytest.mark.anyio,
@@ -31,60 +23,6 @@ pytestmark = [
 ]
 
 OURS, OTHERS = frozenset({"日本 語", "é", "ash"}), frozenset({"cat", "dog"})
-
-
-class Stand:
-    """A follower with its shelf, looked through by hand."""
-
-    def __init__(self, uri: str, folder: Path) -> None:
-        self.metrics = Metrics()
-        self.uri = parse_uri(uri)
-        self.shelf = Shelf([self.uri.name], self.metrics)
-        self.loader = Loader(Settings(model_uri=(uri,), threads=1), self.metrics, folder)
-
-    async def start(self) -> "Stand":
-        served, found = await self.loader.load(self.uri)
-        await self.shelf.put(served)
-        self.follower = Follower(self.uri, found, self.shelf, self.loader, self.metrics)
-        return self
-
-    @property
-    def version(self) -> str:
-        return self.shelf.find().predictor.version
-
-    def count(self, outcome: str) -> float:
-        labels = {"model": self.uri.name, "outcome": outcome}
-        return self.metrics.registry.get_sample_value("serve_reloads_total", labels) or 0.0
-
-
-async def ended(name: str, but: int = 0) -> None:
-    """Wait until only so many threads of this name are left."""
-    async with asyncio.timeout(30):
-        while [thread.name for thread in threading.enumerate()].count(name) != but:
-            await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-async def stand(registered_model: Any, tmp_path: Path) -> Any:
-    (tmp_path / "downloads").mkdir()
-    stand = await Stand(registered_model.uri, tmp_path / "downloads").start()
-    yield stand
-    await stand.shelf.close()
-    assert list((tmp_path / "downloads").iterdir()) == []  # disk is bounded: nothing stays once it is loaded
-
-
-@pytest.fixture
-def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The versions that were downloaded."""
-    fetched: list[str] = []
-    real = registry.fetch_version
-
-    def fetch(uri: Any, found: FoundVersion, into: Path) -> Any:
-        fetched.append(found.version)
-        return real(uri, found, into)
-
-    monkeypatch.setattr(registry, "fetch_version", fetch)
-    return fetched
 
 
 async def test_aliases_move_under_load_and_no_request_fails(
@@ -208,96 +146,6 @@ async def test_a_fault_of_the_engine_is_refused_without_its_words(
     assert stand.shelf.refused[registered_model.name].reason == "it fails here (RuntimeError); see the server's log"
     assert "SECRET" in caplog.text  # with its trace, for whoever mends it
     await ended("engine", but=1)
-
-
-async def test_an_outage_harms_nothing_and_is_said_once(
-    registered_model: Any, other_bundle: Path, stand: Stand, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = mlflow.get_tracking_uri()
-    registered_model.point(registered_model.add(other_bundle))
-    with caplog.at_level(logging.INFO, "serve"), socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
-        mlflow.set_tracking_uri(f"http://127.0.0.1:{closed.getsockname()[1]}")
-        try:
-            for _ in range(3):
-                await stand.follower.look()
-                assert stand.version == "1"
-        finally:
-            mlflow.set_tracking_uri(before)
-        assert stand.count("unreachable") == 3
-        await stand.follower.look()
-        assert stand.version == "2"
-    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("serve")]
-    assert [level for level, _ in lines] == ["WARNING", "INFO", "INFO"]
-    assert "no MLflow server answers at http://127.0.0.1" in lines[0][1]
-    assert "version 1 keeps serving" in lines[0][1]
-    assert "the registry answers again" in lines[2][1]
-
-
-async def test_an_outage_during_the_download_refuses_nothing(
-    registered_model: Any, other_bundle: Path, stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registered_model.point(registered_model.add(other_bundle))
-    with monkeypatch.context() as patch:
-
-        def fail(**_: object) -> str:
-            raise mlflow.exceptions.MlflowException("503 Service Unavailable")
-
-        patch.setattr(registry, "download_artifacts", fail)
-        await stand.follower.look()
-    assert (stand.version, stand.shelf.refused, stand.count("unreachable")) == ("1", {}, 1)
-    await stand.follower.look()
-    assert stand.version == "2"
-
-
-async def test_a_full_disk_refuses_nothing(
-    registered_model: Any,
-    other_bundle: Path,
-    stand: Stand,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    registered_model.point(registered_model.add(other_bundle))
-    with monkeypatch.context() as patch:
-
-        def fail(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        patch.setattr(Loader, "_open", fail)
-        await stand.follower.look()
-        await stand.follower.look()
-    assert (stand.version, stand.shelf.refused) == ("1", {})
-    assert caplog.text.count("No space left on device; version 1 keeps serving") == 1
-    await stand.follower.look()
-    assert stand.version == "2"
-
-
-async def test_a_registry_that_hangs_holds_up_neither_requests_nor_the_end(
-    registered_model: Any, run_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
-    before = mlflow.get_tracking_uri()
-    async with asyncio.timeout(60):
-        with socket.socket() as silent:
-            silent.bind(("127.0.0.1", 0))
-            silent.listen()  # takes connections, answers none
-            running = run_server(registered_model.uri, poll_interval_s=0.01)
-            server = await running.__aenter__()
-            await server.serves("1")
-            mlflow.set_tracking_uri(f"http://127.0.0.1:{silent.getsockname()[1]}")
-            try:
-                connection, _ = await asyncio.get_running_loop().run_in_executor(None, silent.accept)
-                for _ in range(3):
-                    assert await server.ask() == (200, "1", OURS)
-                ended = asyncio.create_task(running.__aexit__(None, None, None))
-                await ended
-                assert [t.name for t in threading.enumerate()].count("aside") == 1  # the poll still hangs: left behind
-            finally:
-                mlflow.set_tracking_uri(before)
-            connection.close()
-    for thread in threading.enumerate():
-        if thread.name == "aside":
-            thread.join(30)
 
 
 async def test_what_is_deleted_while_it_is_served_goes_on(
