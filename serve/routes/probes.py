@@ -61,7 +61,7 @@ def _describe(served: ServedModel, shelf: Shelf) -> dict[str, object]:
         "backbone": card.backbone,
         "attention": card.attention,
         "num_classes": len(card.class_names),
-        "engine": predictor.engine.choice.model_dump(),
+        "engine": {**predictor.engine.choice.model_dump(), "golden_difference": predictor.difference},
         "device": predictor.engine.device,
         "run_id": card.lineage.run_id,
         "refused": {"version": refused.version, "reason": refused.reason} if refused else None,
