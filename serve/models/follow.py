@@ -33,10 +33,8 @@ class Follower:
         self._reloads = metrics.reloads
         self._refused: FoundVersion | None = None
         self._trouble = ""
-        for outcome in ("swapped", "refused", "unreachable"):
-            self._reloads.labels(
-                uri.name, outcome
-            )  # from 0 on: Prometheus sees no increase in a series that begins at 1
+        for outcome in ("swapped", "refused", "unreachable"):  # from 0 on: a series that begins at 1 shows no increase
+            self._reloads.labels(uri.name, outcome)
 
     async def follow(self, interval_s: float) -> None:
         """Look again and again, until cancelled.
