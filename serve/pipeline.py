@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 
 from serve.batching.leaving import answer_or_leave
+from serve.engines.cores import count_cores
 from serve.errors import DeadlineError, MalformedError
 from serve.models.served import ServedModel
 from serve.operations.current import note_model
@@ -47,7 +48,7 @@ class Pipeline:
         self._bodies = BodyReader(settings)
         self._read_times, self._decode_times = metrics.stages.labels("read"), metrics.stages.labels("decode")
         self._limits = ImageLimits(max_pixels=settings.max_pixels)
-        self._decoders = ThreadPoolExecutor(settings.threads or None, thread_name_prefix="decode")
+        self._decoders = ThreadPoolExecutor(settings.threads or count_cores(), thread_name_prefix="decode")
 
     async def answer(
         self, request: Request, served: ServedModel, parse: Parse[AskedT]

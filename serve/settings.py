@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """auto (a GPU where there is one), cpu, cuda or cuda:1. One process serves one GPU."""
     threads: Count | None = None
-    """CPU threads of one forward pass; all cores by default."""
+    """CPU threads of one forward pass; by default all cores that the process may use, a container's quota heeded."""
 
     max_batch: Count = 8
     """Most images in one forward pass."""

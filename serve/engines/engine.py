@@ -1,6 +1,5 @@
 """What every engine offers, and how a machine runs one. Imports no torch."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from serve.engines.cores import count_cores
 from zoo.card import EngineChoice
 
 
@@ -17,7 +17,7 @@ class EngineOptions:
 
     Attributes:
         device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:1".
-        threads: CPU threads of one forward pass; None takes all cores.
+        threads: CPU threads of one forward pass; None takes all cores that this process may use.
         max_batch: Most images in one forward pass; a larger batch is cut up.
     """
 
@@ -28,7 +28,7 @@ class EngineOptions:
     @property
     def num_threads(self) -> int:
         """CPU threads of one forward pass."""
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or count_cores()
 
 
 class Engine(Protocol):

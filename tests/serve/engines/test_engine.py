@@ -1,8 +1,7 @@
-import os
-
 import numpy as np
 import pytest
 
+from serve.engines.cores import count_cores
 from serve.engines.engine import EngineOptions, cut, list_batch_sizes
 
 
@@ -21,4 +20,4 @@ def test_prepared_batch_sizes_are_powers_of_two_and_the_largest(most: int, sizes
 
 def test_threads_are_all_this_process_may_use() -> None:
     assert EngineOptions(threads=3).num_threads == 3
-    assert EngineOptions().num_threads == len(os.sched_getaffinity(0))
+    assert EngineOptions().num_threads == count_cores()
