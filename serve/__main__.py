@@ -15,11 +15,12 @@ from fastapi import FastAPI
 
 from serve.app import create_app
 from serve.command_line import read_settings, warn_of_unknown
-from serve.errors import ServeError
+from serve.errors import ServeError, SettingsError
 from serve.models.aside import end_process
 from serve.operations.draining import DrainingServer
 from serve.operations.guarded_protocol import ConnectionLimits, GuardedProtocol
 from serve.operations.log_lines import configure_logging
+from serve.operations.memory import give_back_memory
 from serve.predictor import Predictor
 from serve.settings import Settings
 from zoo.errors import BundleError, MissingPluginError, PluginError
@@ -41,11 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(settings.log_level, settings.log_format)
         warn_of_unknown(os.environ)
         allow_files(settings.max_connections)
+        give_back_memory()
         with open_socket(settings.host, settings.port) as listener:
             if settings.plugins:
-                from zoo.plugins import load_plugins  # loads torch
-
-                load_plugins(settings.plugins)
+                _load_plugins(settings.plugins)
             _serve(settings, listener)
     except (ServeError, MissingPluginError, OSError, PluginError) as error:
         return _complain(_MISTAKE, error)
@@ -54,6 +54,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         pass
     return 0
+
+
+def _load_plugins(names: Sequence[str]) -> None:
+    try:
+        from zoo.plugins import load_plugins  # what a plugin registers is a torch module
+
+        load_plugins(names)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise SettingsError(
+            "--plugins: a plugin takes torch, which is not installed here; a model whose engine is onnx needs none: "
+            "leave the flag out, or take the image serve-torch"
+        ) from error
 
 
 def _serve(settings: Settings, listener: socket.socket) -> None:

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
+from serve.batching.batcher import NotFiniteError
 from serve.batching.leaving import answer_or_leave
 from serve.engines.cores import count_cores
-from serve.errors import DeadlineError, MalformedError
+from serve.errors import DeadlineError, MalformedError, TensorError
 from serve.models.served import ServedModel
 from serve.operations.current import note_model
+from serve.operations.memory import DecodeRoom
 from serve.operations.metrics import Metrics
 from serve.protocol.body import BodyReader
 from serve.protocol.payload import to_images
@@ -47,7 +49,7 @@ class Pipeline:
         self._settings = settings
         self._bodies = BodyReader(settings)
         self._read_times, self._decode_times = metrics.stages.labels("read"), metrics.stages.labels("decode")
-        self._limits = ImageLimits(max_pixels=settings.max_pixels)
+        self._limits = ImageLimits(settings.max_pixels, DecodeRoom())
         self._decoders = ThreadPoolExecutor(settings.threads or count_cores(), thread_name_prefix="decode")
 
     async def answer(
@@ -92,7 +94,12 @@ class Pipeline:
             started = time.perf_counter()
             images = await self._in_thread(to_images, asked.images, predictor.card.preprocessing, self._limits)
             self._decode_times.observe(time.perf_counter() - started)
-            return await place.run(images, deadline)
+            try:
+                return await place.run(images, deadline)
+            except NotFiniteError as error:
+                if isinstance(asked.images, np.ndarray):  # no image file can do that
+                    raise TensorError("the tensor's numbers are too large for the model: no finite answer") from error
+                raise
 
     async def _in_thread(self, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._decoders, function, *args)

@@ -23,6 +23,12 @@ def _split(value: object, separators: str) -> object:
     return tuple(name.strip() for text in given for name in re.split(separators, text) if name.strip())
 
 
+def _match(value: str, pattern: str, wanted: str) -> str:
+    if not re.fullmatch(pattern, value):
+        raise ValueError(f"wanted {wanted}")
+    return value
+
+
 class Settings(BaseSettings):
     """One field for each setting; the field's docstring is its help."""
 
@@ -30,12 +36,12 @@ class Settings(BaseSettings):
         env_prefix="SERVE_", env_ignore_empty=True, frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
-    model_uri: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("models:/digits@champion",)
+    model_uri: Annotated[tuple[str, ...], NoDecode] = ("models:/digits@champion",)
     """What to serve: models:/NAME@ALIAS, models:/NAME/VERSION, or a bundle's directory; several are separated by spaces
     on the line, by commas in the variable. The first is the one that /invocations means."""
     plugins: Annotated[tuple[str, ...], NoDecode] = ()
-    """Python files (my_attention.py) or modules that register the model's attention; several are separated by commas
-    or by the system's path separator (a colon here, a semicolon on Windows)."""
+    """Python files (my_attention.py) or modules that register the model's attention, for engines other than onnx;
+    several are separated by commas or by the system's path separator (a colon here, a semicolon on Windows)."""
 
     pin: bool = False
     """Stay with the version that the alias names at the start; otherwise a moved alias is followed."""
@@ -46,7 +52,7 @@ class Settings(BaseSettings):
     """What computes: the engine that the model's card names, or another."""
     precision: Literal["card", "fp32", "bf16"] = "card"
     """Numbers to compute in: what the card names, or another."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda or cuda:1. One process serves one GPU."""
     threads: Count | None = None
     """CPU threads of one forward pass; by default all cores that the process may use, a container's quota heeded."""
@@ -65,7 +71,7 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
     max_connections: Count = 1024
-    """Most open connections; beyond that the answer is 503, to all but probes."""
+    """Most open connections; beyond that the answer is 503; probes are answered on 32 more, and then nobody is."""
     max_head_bytes: Annotated[int, Field(ge=1024, le=MIB)] = 32 * 1024
     """Largest head of a request (target and header fields), in bytes; beyond that the answer is 431."""
     head_timeout_s: Seconds = 10
@@ -80,7 +86,8 @@ class Settings(BaseSettings):
     max_buffered_bytes: Count = 256 * MIB
     """Largest sum of all bodies that are held at a time, in bytes; beyond that the answer is 503."""
     max_pixels: Count = DEFAULT_LIMITS.max_pixels
-    """Largest image, in pixels (width times height)."""
+    """Largest image, in pixels (width times height). One of 50 million takes up to 1 GB while it is decoded; of those
+    with more than 4 million, one is decoded at a time."""
     max_images: Count = 64
     """Most images in one request."""
     max_json_depth: Annotated[int, Field(ge=1, le=500)] = 32
@@ -88,17 +95,19 @@ class Settings(BaseSettings):
 
     api_keys_file: Path | None = None
     """File with one API key on each line, KEY or NAME:KEY (16 to 512 characters, the name is what is logged); without
-    it no key is asked for. It is read again when it changes."""
+    it no key is asked for. It is read again when it changes; one that is empty, broken or gone leaves the keys as they
+    were, with a warning: to shut everybody out, leave one new key in it."""
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ()
     """Addresses or networks (10.0.0.0/8) of proxies whose X-Forwarded-For is believed, separated by commas; none by
     default: the client is who connects."""
-    rate_limit: Annotated[str, Field(pattern=r"^(|\d+/(second|minute|hour|day))$")] = ""
+    rate_limit: str = ""
     """Most requests of one client (its key, or else its address), such as 100/second; empty for no limit."""
 
     hung_after_s: Seconds = 120
     """Seconds that one batch may compute; beyond that /health answers 503, so that the process is restarted."""
     drain_grace_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 0
-    """Seconds after SIGTERM for which /ready answers 503 but requests are still taken, so that balancers notice."""
+    """Seconds after SIGTERM for which /ready answers 503 but requests are still taken, so that balancers and clients
+    with open connections notice."""
     shutdown_timeout_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10
     """Seconds that open requests may take to finish after that; then they are cut."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -117,6 +126,23 @@ class Settings(BaseSettings):
     @classmethod
     def _split_commas(cls, value: object) -> object:
         return _split(value, ",")
+
+    @field_validator("model_uri")
+    @classmethod
+    def _check_uris(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("wanted one model or more, such as models:/digits@champion or a bundle's directory")
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        return _match(value, r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:1")
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _check_rate(cls, value: str) -> str:
+        return _match(value, r"|[1-9]\d{0,8}/(second|minute|hour|day)", "a number and a period, such as 100/second")
 
     @field_validator("trusted_proxies")
     @classmethod

@@ -5,6 +5,8 @@ Every image becomes 8-bit RGB, upright, its first frame only. Transparent areas 
 
 import io
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import IO
 
@@ -34,6 +36,9 @@ class ImageLimits:
 
     max_pixels: int = 50_000_000
     """Largest width times height, of the image itself and of what it is resized to."""
+    room: Callable[[int], AbstractContextManager[object]] = lambda _pixels: nullcontext()
+    """Entered with the number of pixels while they are decoded: whoever decodes in several threads bounds memory by it.
+    Decoding takes up to 21 bytes for a pixel, what is decoded 4."""
 
 
 DEFAULT_LIMITS = ImageLimits()
@@ -68,9 +73,10 @@ def decode_image(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Ima
         with _open(io.BytesIO(data)) as image:
             _check_pixels(image.width, image.height, limits)
             _check_work(image, data)
-            image.load()
-            ImageOps.exif_transpose(image, in_place=True)
-            return _to_rgb(image)
+            with limits.room(image.width * image.height):
+                image.load()
+                ImageOps.exif_transpose(image, in_place=True)
+                return _to_rgb(image)
     except (ImageError, MemoryError):
         raise
     except Exception as error:  # decoders raise a dozen unrelated types on damaged bytes

@@ -31,6 +31,10 @@ _SMOOTHING = 0.2  # weight of the newest batch in the measured time per image
 logger = logging.getLogger(__name__)
 
 
+class NotFiniteError(RuntimeError):
+    """A model answered an image with NaN or infinity."""
+
+
 @dataclass(frozen=True)
 class BatchLimits:
     """How requests become batches.
@@ -71,7 +75,8 @@ class Place:
 
         Raises:
             DeadlineError: If it passes first; images not yet computed are dropped.
-            RuntimeError: If the engine fails, or answers one of these images with NaN.
+            NotFiniteError: If the engine answers one of these images with NaN or infinity.
+            RuntimeError: If the engine fails.
         """
         if not 0 < len(images) <= self._count:
             raise ValueError(f"got {len(images)} images, this place has room for 1 to {self._count}")
@@ -269,7 +274,7 @@ class Batcher:
             if job.done.done():
                 pass  # it left, or another of its images failed
             elif not is_finite[at:end].all():
-                self._end(job, RuntimeError("the model's probabilities are not finite"))
+                self._end(job, NotFiniteError("the model's probabilities are not finite"))
             elif job.add(rows[at:end], start, stop):
                 self._queue_times.observe(job.taken - job.entered)
             at = end

@@ -130,7 +130,7 @@ def _read_files(tensor: InferInput, binary: bytes | None) -> list[bytes]:
     count = tensor.shape[0]
     if tensor.shape not in ([count], [count, 1]):
         raise TensorError("inputs.0: BYTES have the shape (B) or (B, 1): one image is one element")
-    cells = _unpack(binary) if binary is not None else _flatten(tensor.data or [])
+    cells = _unpack(binary, count) if binary is not None else _flatten(tensor.data or [])
     if len(cells) != count:
         raise TensorError("inputs.0: the data has not the given shape")
     files = []
@@ -154,11 +154,11 @@ def _pack(texts: list[str]) -> bytes:
     return b"".join(struct.pack("<I", len(data)) + data for data in encoded)
 
 
-def _unpack(binary: bytes) -> list[object]:
-    """Read what `_pack` writes."""
+def _unpack(binary: bytes, count: int) -> list[object]:
+    """Read `count` elements of what `_pack` writes, and one more where there are more."""
     cells: list[object] = []
     start = 0
-    while start < len(binary):
+    while start < len(binary) and len(cells) <= count:
         end = start + 4
         if end <= len(binary):
             end += struct.unpack_from("<I", binary, start)[0]

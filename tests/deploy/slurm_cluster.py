@@ -32,10 +32,11 @@ if [ "$1" = show ]; then printf '127.0.0.1\nother\n'; fi
 SCANCEL = f"""
 echo "scancel $*" >>"$CALLS"
 {sys.executable} - "$CALLS".node* <<'PY'
-import pathlib, psutil, sys
+import contextlib, pathlib, psutil, sys
 launchers = [psutil.Process(int(pathlib.Path(file).read_text())) for file in sys.argv[1:]]
 for process in [each for launcher in launchers for each in (launcher, *launcher.children(recursive=True))]:
-    process.terminate()
+    with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile, as its launcher was told to
+        process.terminate()
 PY
 """
 

@@ -245,6 +245,16 @@ def test_a_timeout_that_is_none_is_400(client: TestClient, images: list[bytes], 
     assert "SECRET" not in text
 
 
+def test_numbers_too_large_for_the_model_are_the_clients(client: TestClient, images: list[bytes]) -> None:
+    huge = np.full((1, 3, 32, 32), 3.4e38).tolist()
+    message = assert_error(client.post("/invocations", json={"inputs": huge}), 422, "bad_tensor")
+    assert message == "the tensor's numbers are too large for the model: no finite answer"
+    body = {"inputs": [{"name": "image", "shape": [1, 3, 32, 32], "datatype": "FP32", "data": huge}]}
+    answer = client.post("/v2/models/%E6%95%B0%E5%AD%97%20model/infer", json=body)
+    assert (answer.status_code, answer.json()) == (422, {"error": message})
+    assert client.post("/invocations", content=images[0], headers={"content-type": "image/png"}).status_code == 200
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -68,6 +68,19 @@ def test_plugins_are_loaded_before_the_bundle(
     assert capsys.readouterr().err == ""
 
 
+def test_a_plugin_where_torch_is_missing_is_one_line(
+    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(_names: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    environment.setattr("zoo.plugins.load_plugins", load)
+    assert main(["bundle", "--port", "0", "--plugins", "my_attention.py"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --plugins: a plugin takes torch, which is not installed here; ")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -2,6 +2,8 @@ import io
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import timm.data
 from PIL import Image, ImageFile
 
+from zoo import preprocess as preprocess_module
 from zoo.card import Preprocessing
 from zoo.errors import ImageError
 from zoo.preprocess import BACKGROUND, FORMATS, ImageLimits, decode_image, preprocess, transform_image
@@ -184,6 +187,26 @@ def test_the_limit_counts_pixels_exactly() -> None:
     decode_image(GOOD, ImageLimits(max_pixels=64 * 64))
     with pytest.raises(ImageError, match="64 x 64 pixels, more than the limit of 4095"):
         decode_image(GOOD, ImageLimits(max_pixels=64 * 64 - 1))
+
+
+def test_room_is_held_while_an_image_of_so_many_pixels_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[object] = []
+
+    @contextmanager
+    def room(pixels: int) -> Iterator[None]:
+        events.append(pixels)
+        yield
+        events.append("left")
+
+    real = preprocess_module._to_rgb
+    monkeypatch.setattr(preprocess_module, "_to_rgb", lambda image: [events.append("decoding"), real(image)][1])
+    file = io.BytesIO()
+    Image.new("RGBA", (30, 20)).save(file, "PNG")
+    decode_image(file.getvalue(), ImageLimits(room=room))
+    assert events == [600, "decoding", "left"]
+    with pytest.raises(ImageError):
+        decode_image(file.getvalue(), ImageLimits(max_pixels=599, room=room))
+    assert len(events) == 3  # what is too large takes none
 
 
 def test_pillow_keeps_its_global_state() -> None:

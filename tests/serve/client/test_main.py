@@ -160,20 +160,26 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(planted, folder):
 @pytest.mark.slow
 def test_ctrl_c_ends_it_without_a_trace(planted, folder):
     planted.held_from = 0
-    asking = subprocess.Popen([*COMMAND, str(folder), "--url", planted.url], cwd=ROOT, stderr=subprocess.PIPE)
-    while not planted.asked:
-        assert asking.poll() is None
-        time.sleep(0.02)
-    asking.send_signal(signal.SIGINT)
-    assert asking.communicate(timeout=60)[1] == b""
-    assert asking.returncode == 130
-    planted.release.set()
+    command = [*COMMAND, str(folder), "--url", planted.url]
+    listens = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  # tests in the background ignore it
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, preexec_fn=listens) as asking:
+        try:
+            while not planted.asked:
+                assert asking.poll() is None
+                time.sleep(0.02)
+            asking.send_signal(signal.SIGINT)
+            assert asking.communicate(timeout=60)[1] == b""
+            assert asking.returncode == 130
+        finally:
+            asking.kill()
+            planted.release.set()
 
 
 @pytest.mark.slow
-def test_without_httpx_it_says_what_to_install(tmp_path):
-    (tmp_path / "tqdm.py").write_text("raise ModuleNotFoundError(name='tqdm')")
+@pytest.mark.parametrize("package", ["httpx", "tqdm"])
+def test_without_a_package_it_says_what_to_install(tmp_path, package):
+    (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(name={package!r})")
     environ = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run([*COMMAND, "x.png"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: tqdm is not installed; pip install 'attention-zoo[client]'\n"
+    assert done.stderr == f"error: {package} is not installed; pip install 'attention-zoo[client]'\n"

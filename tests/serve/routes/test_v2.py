@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from serve.predictor import Predictor
+from serve.protocol import inference_v2
 from zoo.preprocess import preprocess
 
 MODEL = "/v2/models/" + quote("数字 model")
@@ -213,6 +214,20 @@ def test_binary_data_that_does_not_fit(
     answer = ask_binary(client, head, binary, length)
     assert answer.status_code == status, answer.text
     assert message in answer.json()["error"]
+
+
+def test_no_more_elements_are_read_than_the_shape_has(monkeypatch: pytest.MonkeyPatch, client: TestClient) -> None:
+    read: list[int] = []
+    real = inference_v2._unpack
+    monkeypatch.setattr(
+        inference_v2, "_unpack", lambda binary, count: [read.append(len(got := real(binary, count))), got][1]
+    )
+    binary = bytes(4 * 20_000)  # 20,000 empty elements
+    head = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES"}]}
+    head["inputs"][0]["parameters"] = {"binary_data_size": len(binary)}
+    answer = ask_binary(client, head, binary)
+    assert (answer.status_code, read) == (422, [2])
+    assert "not the given shape" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("size", [0, 3, 5, -5])
