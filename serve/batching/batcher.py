@@ -139,12 +139,16 @@ class Batcher:
         Raises:
             QueueFullError: At once, if there is none; it says when to try again, by the rate measured so far.
         """
-        if self.held + count > self.limits.max_queue:
-            seconds = math.ceil(self.held * self._seconds_per_image)
-            raise QueueFullError("the queue is full; try again later", min(max(1, seconds), _LONGEST_RETRY_S))
+        self.check_room(count)
         self.held += count
         self._coming += count
         return Place(self, count)
+
+    def check_room(self, count: int = 1) -> None:
+        """Raise what `reserve` would, and take nothing: before a body is read, say."""
+        if self.held + count > self.limits.max_queue:
+            seconds = math.ceil(self.held * self._seconds_per_image)
+            raise QueueFullError("the queue is full; try again later", min(max(1, seconds), _LONGEST_RETRY_S))
 
     @property
     def is_alive(self) -> bool:

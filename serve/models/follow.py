@@ -9,6 +9,7 @@ from serve.models.aside import run_aside
 from serve.models.load import Loader, explain, is_understood
 from serve.models.served import Refusal, Shelf
 from serve.models.uris import FoundVersion, ModelUri
+from serve.operations.memory import trim_memory
 from serve.operations.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,12 @@ class Follower:
 
     async def _take(self, found: FoundVersion) -> None:
         """Load a version and swap it in, or refuse it; raise what is no fault of the version's."""
+        try:
+            await self._swap(found)
+        finally:
+            await asyncio.to_thread(trim_memory)
+
+    async def _swap(self, found: FoundVersion) -> None:
         name, before = self._uri.name, self._current.version
         try:
             served, _ = await self._loader.load(self._uri, found)

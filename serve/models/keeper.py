@@ -10,6 +10,7 @@ from serve.models.follow import Follower
 from serve.models.load import Loader
 from serve.models.served import Shelf
 from serve.models.uris import ModelUri
+from serve.operations.memory import trim_memory
 from serve.operations.metrics import Metrics
 from serve.settings import Settings
 
@@ -51,6 +52,7 @@ class Keeper:
                 await self._shelf.put(served)
                 if uri.alias and not self._settings.pin:
                     followers.append(Follower(uri, found, self._shelf, loader, self._metrics))
+            await asyncio.to_thread(trim_memory)
             on_ready()
             async with asyncio.TaskGroup() as group:
                 for follower in followers:

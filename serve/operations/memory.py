@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import Final
@@ -24,6 +25,12 @@ class DecodeRoom:
         return self._large if pixels > LARGE_PIXELS else nullcontext()
 
 
+def trim_memory() -> None:
+    """Give back to the system what is free between what is in use: a model that was let go leaves most of it there."""
+    if (malloc_trim := _find("malloc_trim")) is not None:
+        malloc_trim(0)
+
+
 def give_back_memory() -> bool:
     """Have the C library return blocks of 8 MB and more to the system as soon as they are free.
 
@@ -33,7 +40,10 @@ def give_back_memory() -> bool:
     Returns:
         Whether the C library took it.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    mallopt = _find("mallopt")
     return mallopt is not None and mallopt(_M_MMAP_THRESHOLD, _GIVEN_BACK_BYTES) == 1
+
+
+def _find(name: str) -> Callable[..., int] | None:
+    """Find a function of glibc; None where the C library is another one."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -4,7 +4,8 @@
     python tests/benchmarks/serving/load.py --rate 50 --seconds 60
 
 Without images it sends JPEG photographs of its own. An open loop draws exponential gaps, so that requests come as from
-many people who know nothing of one another. It prints one table, or JSON with --json: answers by status, rate of 200s,
+many people who know nothing of one another; or even ones, as load generators mostly do, with --even. It
+prints one table, or JSON with --json: answers by status, rate of 200s,
 latency of the 200s in milliseconds, and its own CPU time, which is not the server's.
 
 It speaks HTTP/1.1 over plain asyncio streams, since a client that costs as much as the server measures itself.
@@ -141,10 +142,10 @@ async def closed_loop(
 
 
 async def open_loop(
-    url: str, requests: Sequence[bytes], *, rate: float, seconds: float, timeout_s: float = 60, seed: int = 0
+    url: str, requests: Sequence[bytes], *, rate: float, seconds: float, timeout_s: float = 60, is_even: bool = False
 ) -> Answers:
-    """Send `rate` requests a second for `seconds`, at random moments, whether answers come or not."""
-    answers, parts, stream = Answers(), urlsplit(url), random.Random(seed)
+    """Send `rate` requests a second for `seconds`, at random or even moments, whether answers come or not."""
+    answers, parts, stream = Answers(), urlsplit(url), random.Random(0)
     idle: list[Line] = []
     running: set[asyncio.Task[None]] = set()
     start = time.perf_counter()
@@ -157,7 +158,7 @@ async def open_loop(
 
     due, turn = start, 0
     while due - start < seconds:
-        due += stream.expovariate(rate)
+        due += 1 / rate if is_even else stream.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if len(running) >= _MOST_OPEN:
             answers.statuses["no_socket"] += 1
@@ -188,6 +189,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://localhost:8000/invocations")
     parser.add_argument("--clients", type=int, default=8, help="closed loop: clients that wait for their answers")
     parser.add_argument("--rate", type=float, help="open loop: requests a second; takes the place of --clients")
+    parser.add_argument("--even", action="store_true", help="open loop: the same gap between any two requests")
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--timeout-s", type=float, default=60)
     parser.add_argument("--form", choices=("bytes", "mlflow", "field"), default="bytes", help="how images are sent")
@@ -197,7 +199,8 @@ def main() -> None:
     images = [path.read_bytes() for path in given.images] or make_photos()
     requests = build_requests(given.url, images, given.form, api_key=given.api_key)
     if given.rate:
-        loop = open_loop(given.url, requests, rate=given.rate, seconds=given.seconds, timeout_s=given.timeout_s)
+        times = {"rate": given.rate, "seconds": given.seconds, "timeout_s": given.timeout_s}
+        loop = open_loop(given.url, requests, **times, is_even=given.even)
     else:
         loop = closed_loop(given.url, requests, clients=given.clients, seconds=given.seconds, timeout_s=given.timeout_s)
     before = resource.getrusage(resource.RUSAGE_SELF)

@@ -3,7 +3,7 @@
     PYTHONPATH=. python tests/benchmarks/serving/stress.py [--only steady,overload,reload] [--seconds 60]
 
 Capacity is what the same load generator gets with 32 waiting clients, measured before and after each part.
-steady    an open loop at 80 % of it: p99 as a multiple of p50.
+steady    an open loop at 80 % of it, with random gaps and with even ones: p99 as a multiple of p50.
 overload  an open loop at ten times it: rate of 200s beside the capacity, answers by status, memory.
 reload    an open loop at half of it while the alias moves to the other of two versions every five seconds: answers by
           status, swaps.
@@ -53,11 +53,11 @@ def watch(server: Server, work: Callable[[], Summary]) -> Summary:
     }
 
 
-def run_part(name: str, server: Server, times: float, seconds: float) -> Summary:
+def run_part(name: str, server: Server, times: float, seconds: float, *flags: str) -> Summary:
     """Send `times` the capacity for `seconds`, between two looks at the capacity."""
     before = find_capacity(server)
     asked = times * before
-    summary = watch(server, lambda: send(server, "--rate", f"{asked:.1f}", "--seconds", str(seconds)))
+    summary = watch(server, lambda: send(server, "--rate", f"{asked:.1f}", "--seconds", str(seconds), *flags))
     after = find_capacity(server)
     capacity = (before + after) / 2
     goodput = float(str(summary["rate"]))
@@ -117,7 +117,8 @@ def main() -> None:
                 print(f"ready after {server.ready_s:.1f} s, {server.rss_mb():.0f} MB")
                 send(server, "--clients", "8", "--seconds", "3")
                 if "steady" in parts:
-                    run_part("steady", server, 0.8, given.seconds)
+                    run_part("steady, random gaps", server, 0.8, given.seconds)
+                    run_part("steady, even gaps", server, 0.8, given.seconds, "--even")
                 if "overload" in parts:
                     run_part("overload", server, 10, given.seconds)
         if "reload" in parts:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.operations.memory import LARGE_PIXELS, DecodeRoom, give_back_memory
+from serve.operations.memory import LARGE_PIXELS, DecodeRoom, give_back_memory, trim_memory
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -72,3 +72,23 @@ def test_blocks_that_are_free_go_back_to_the_system() -> None:
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
     assert give_back_memory() is False
+    trim_memory()
+
+
+TRIMMED = """
+import psutil
+from serve.operations.memory import trim_memory
+
+blocks = [bytes(50_000) for _ in range(4000)]
+del blocks[:-1]  # the last one stands at the end of the heap: what is free before it stays
+before = psutil.Process().memory_info().rss
+trim_memory()
+print((before - psutil.Process().memory_info().rss) / 1e6)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library of Linux")
+def test_what_is_free_in_the_heap_goes_back_when_told() -> None:
+    command = [sys.executable, "-c", TRIMMED]
+    assert float(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout) > 100
