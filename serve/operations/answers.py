@@ -1,4 +1,7 @@
-"""What is answered when something goes wrong: a mistake by its type, a fault of ours without a word about it."""
+"""What is answered when something goes wrong: a mistake by its type, a fault of ours without a word about it.
+
+Handlers are coroutines: others are run in a thread each, which costs more than the answer.
+"""
 
 from http import HTTPStatus
 
@@ -36,12 +39,12 @@ def answer_going(scope: Scope) -> JSONResponse:
     return build_error_reply(scope, HTTPStatus.SERVICE_UNAVAILABLE, "shutting_down", message, headers)
 
 
-def handle_mistake(request: Request, error: Exception) -> Response:
+async def handle_mistake(request: Request, error: Exception) -> Response:
     """Handle an exception of `serve.errors.STATUSES` for FastAPI."""
     return answer_mistake(request.scope, error)
 
 
-def handle_http(request: Request, error: Exception) -> Response:
+async def handle_http(request: Request, error: Exception) -> Response:
     """Handle what the router raises: no such path, no such method."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
@@ -50,6 +53,6 @@ def handle_http(request: Request, error: Exception) -> Response:
     return build_error_reply(request.scope, error.status_code, code, f"{phrase} here", headers)
 
 
-def handle_gone(request: Request, _gone: Exception) -> Response:
+async def handle_gone(request: Request, _gone: Exception) -> Response:
     """Handle a client that left before its request was whole; nobody reads the answer."""
     return build_error_reply(request.scope, HTTPStatus.BAD_REQUEST, "client_left", "the client left")
