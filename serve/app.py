@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from serve.errors import STATUSES
 from serve.models.keeper import Keeper
 from serve.models.load import get_limits
+from serve.models.room import RoomCheck
 from serve.models.served import ServedModel, Shelf
 from serve.models.uris import parse_uris
 from serve.operations import answers
@@ -83,11 +84,11 @@ def create_app(
     app.include_router(invocations.build_router(shelf, pipeline))
     app.include_router(v2.build_router(shelf, pipeline, vitals))
     app.include_router(probes.build_router(shelf, metrics, vitals))
-    _add_layers(app, settings, metrics)
+    _add_layers(app, settings, metrics, RoomCheck(shelf))
     return app
 
 
-def _add_layers(app: FastAPI, settings: Settings, metrics: Metrics) -> None:
+def _add_layers(app: FastAPI, settings: Settings, metrics: Metrics, check_room: RoomCheck) -> None:
     """Put the log around the gate around the routes, and say how errors are answered."""
     for kind in STATUSES:
         app.add_exception_handler(kind, answers.handle_mistake)
@@ -95,5 +96,5 @@ def _add_layers(app: FastAPI, settings: Settings, metrics: Metrics) -> None:
     app.add_exception_handler(ClientDisconnect, answers.handle_gone)
     keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
     rates = RateLimiter(settings.rate_limit) if settings.rate_limit else None
-    app.add_middleware(Gate, keys, rates)
+    app.add_middleware(Gate, keys, rates, check_room)
     app.add_middleware(AccessLog, metrics, log=settings.access_log)  # the last added is the outermost

@@ -70,8 +70,6 @@ class Pipeline:
             ImageError: If an image is none.
         """
         deadline = asyncio.get_running_loop().time() + self._read_timeout_s(request)
-        self._bodies.leave_unread(request)
-        served.batcher.check_room()  # before the body is read: refusing must stay cheap when most is refused
         try:
             async with asyncio.timeout_at(deadline) as timer:
                 started = time.perf_counter()

@@ -144,8 +144,13 @@ class Batcher:
         self._coming += count
         return Place(self, count)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one image more would find room."""
+        return self.held < self.limits.max_queue
+
     def check_room(self, count: int = 1) -> None:
-        """Raise what `reserve` would, and take nothing: before a body is read, say."""
+        """Raise what `reserve` would, and take nothing."""
         if self.held + count > self.limits.max_queue:
             seconds = math.ceil(self.held * self._seconds_per_image)
             raise QueueFullError("the queue is full; try again later", min(max(1, seconds), _LONGEST_RETRY_S))

@@ -11,8 +11,6 @@ from serve.errors import MediaTypeError, QueueFullError, SlowBodyError, TooLarge
 from serve.protocol.error_reply import UNREAD
 from serve.settings import Settings
 
-_SKIPPED_BYTES = 128 * 1024
-
 
 class BodyReader:
     """Reads bodies, and counts the bytes of all that are held.
@@ -59,14 +57,6 @@ class BodyReader:
             yield whole
         finally:
             self.held -= held
-
-    def leave_unread(self, request: Request) -> None:
-        """Note that a request may be answered before its body is read: a small one is skipped, as it is here already.
-
-        A large one, or one whose length is not said, costs the connection.
-        """
-        length = _read_length(request.headers)
-        request.scope[UNREAD] = length > _SKIPPED_BYTES or "transfer-encoding" in request.headers
 
     def _check_room(self, more: int, before: int) -> None:
         """Check `more` bytes of a body of which `before` are held already."""

@@ -6,6 +6,22 @@ from starlette.types import Scope
 UNREAD = "serve.body_unread"
 """Key of a request's scope while its body is not read to the end."""
 
+_SKIPPED_BYTES = 128 * 1024
+
+
+def leave_unread(scope: Scope) -> None:
+    """Note that a request is answered before its body is read: a small one is skipped, it is here already or nearly.
+
+    A large one, or one whose length is not said, costs the connection.
+    """
+    length = 0
+    for name, value in scope["headers"]:
+        if name == b"transfer-encoding" or (name == b"content-length" and not value.isdigit()):
+            length = _SKIPPED_BYTES + 1
+        elif name == b"content-length":
+            length = max(length, int(value[:20]))
+    scope[UNREAD] = length > _SKIPPED_BYTES
+
 
 def build_error_reply(
     scope: Scope, status: int, code: str, message: str, headers: dict[str, str] | None = None

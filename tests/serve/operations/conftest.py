@@ -117,7 +117,7 @@ def run_echo(
     limits: ConnectionLimits, keep_alive_s: float = 20, timeout_s: float = 5, grace_s: float = 0
 ) -> Iterator[Running]:
     metrics, draining, echo = Metrics(), Draining(), Echo()
-    wrapped = AccessLog(Gate(echo, None, None), metrics)
+    wrapped = AccessLog(Gate(echo, None, None, lambda _: None), metrics)
     config = uvicorn.Config(
         wrapped,
         loop="uvloop",

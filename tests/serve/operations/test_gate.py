@@ -24,7 +24,7 @@ def build(tmp_path: Path) -> Build:
     def build_client(*, keys: bool = True, rate: str = "", client: str = "10.0.0.1", proxies: str = "") -> TestClient:
         ring = KeyRing(tmp_path / "keys") if keys else None
         rates = RateLimiter(rate, clock=lambda: 0.0) if rate else None
-        app = AccessLog(Gate(PlainTextResponse("in"), ring, rates), Metrics())
+        app = AccessLog(Gate(PlainTextResponse("in"), ring, rates, lambda _: None), Metrics())
         outer = ProxyHeadersMiddleware(app, proxies) if proxies else app  # type: ignore[arg-type]
         return TestClient(outer, client=(client, 5))  # type: ignore[arg-type]
 
