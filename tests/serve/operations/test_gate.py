@@ -119,5 +119,8 @@ def test_a_forwarded_address_is_believed_of_trusted_proxies_alone(build: Build) 
 
 def test_a_refused_upload_closes_its_connection(build: Build) -> None:
     client = build()
-    assert client.post("/x", content=b"abc").headers["connection"] == "close"
+    large, small = bytes(128 * 1024 + 1), bytes(128 * 1024)
+    assert client.post("/x", content=large).headers["connection"] == "close"
+    assert client.post("/x", content=iter([b"abc"])).headers["connection"] == "close"  # chunked: of any length
+    assert "connection" not in client.post("/x", content=small).headers  # skipped, not worth a new connection
     assert "connection" not in client.get("/x").headers
