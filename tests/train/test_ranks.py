@@ -197,7 +197,7 @@ from train.ranks import check_world
 accelerator = Accelerator({options})
 try:
     check_world(accelerator, os.environ)
-    os.write(1, f"trained {{accelerator.num_processes}}\n".encode())  # whole, whatever the other rank writes
+    os.write(1, f"trained {{accelerator.num_processes}}\\n".encode())  # whole, whatever the other rank writes
 except ValueError as error:
     print("refused:", error, flush=True)
     raise SystemExit(exit_status(error)) from None
