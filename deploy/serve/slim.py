@@ -111,6 +111,8 @@ def load_endpoint(package: str) -> None:
         *(module.name for module in pkgutil.walk_packages(import_module(package).__path__, f"{package}.")),
     ]
     for name in names:
+        if name.endswith(".__main__"):
+            continue  # a command, which says itself what it takes; the image's own is `NEEDED`
         try:
             import_module(name)
         except ModuleNotFoundError as error:
