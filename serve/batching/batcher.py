@@ -144,11 +144,6 @@ class Batcher:
         self._coming += count
         return Place(self, count)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one image more would find room."""
-        return self.held < self.limits.max_queue
-
     def check_room(self, count: int = 1) -> None:
         """Raise what `reserve` would, and take nothing."""
         if self.held + count > self.limits.max_queue:

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from starlette.types import Scope
 
-from serve.errors import NotReadyError, UnknownModelError
+from serve.errors import NotReadyError, QueueFullError, UnknownModelError
 from serve.models.served import Shelf
 
 _ASKS: Final = re.compile(r"(/v2)?/models/(?P<name>[^/]+)(/versions/[^/]+)?/(invocations|infer)")
@@ -41,6 +41,8 @@ class RoomCheck:
             served = self._shelf.find(name)
         except (NotReadyError, UnknownModelError):
             return  # its route says so
-        if not served.batcher.has_room:
-            scope["route"] = _Route(route)
+        try:
             served.batcher.check_room()
+        except QueueFullError:
+            scope["route"] = _Route(route)
+            raise
