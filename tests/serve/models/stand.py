@@ -11,6 +11,9 @@ from serve.models.uris import parse_uri
 from serve.operations.metrics import Metrics
 from serve.settings import Settings
 
+OURS, OTHERS = frozenset({"日本 語", "é", "ash"}), frozenset({"cat", "dog"})
+"""The classes of the model that is served first, and of the other one."""
+
 
 class Stand:
     """A follower with its shelf, looked through by hand."""

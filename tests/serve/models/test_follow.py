@@ -14,15 +14,13 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from serve.predictor import Predictor
-from tests.serve.models.stand import Stand, ended
+from tests.serve.models.stand import OTHERS, OURS, Stand, ended
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
 ]
-
-OURS, OTHERS = frozenset({"日本 語", "é", "ash"}), frozenset({"cat", "dog"})
 
 
 async def test_aliases_move_under_load_and_no_request_fails(

@@ -13,15 +13,13 @@ import pytest
 
 from serve.models import registry
 from serve.models.load import Loader
-from tests.serve.models.stand import Stand
+from tests.serve.models.stand import OURS, Stand
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
 ]
-
-OURS, OTHERS = frozenset({"日本 語", "é", "ash"}), frozenset({"cat", "dog"})
 
 
 async def test_an_outage_harms_nothing_and_is_said_once(
